@@ -96,4 +96,6 @@ def in_float(backend: str, network: Summary | None) -> str:
     for name, count in network.operators.items():
         if network.treatment(name, backend) == "float":
             left.append(f"{name} {count}")
-    return f"; in float between conversions: {', '.join(left)}" if left else ""
+    if not left:
+        return ""
+    return f"; in float between conversions: {', '.join(left)}"

@@ -99,8 +99,12 @@ class WeightScheme:
         if self.per_channel:
             others = set(range(weights.ndim)) - {axis % weights.ndim}
             reduced = tuple(sorted(others))
-        low = np.minimum(weights.min(axis=reduced, keepdims=True), 0).astype(np.float64)
-        high = np.maximum(weights.max(axis=reduced, keepdims=True), 0).astype(np.float64)
+
+        # The range of the weights; it includes 0
+        least = weights.min(axis=reduced, keepdims=True)
+        most = weights.max(axis=reduced, keepdims=True)
+        low = np.minimum(least, 0).astype(np.float64)
+        high = np.maximum(most, 0).astype(np.float64)
         if self.symmetric:
             high = np.maximum(-low, high)
             low = -high

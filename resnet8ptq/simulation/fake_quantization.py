@@ -120,7 +120,8 @@ class FakeQuantizeWeight(nn.Module):  # type: ignore[misc]
     def forward(self, weights: torch.Tensor) -> torch.Tensor:
         """Return the rounded weights, whose gradient is that of the weights."""
         array = weights.detach().cpu().numpy()
-        rounded = torch.from_numpy(self.scheme.grid(array, axis=0).round(array)).to(weights.device)
+        grid = self.scheme.grid(array, axis=0)
+        rounded = torch.from_numpy(grid.round(array)).to(weights.device)
         return weights + (rounded - weights).detach()
 
 

@@ -156,7 +156,8 @@ def quantize_activations(
     if nodes[-1].op_type == "Softmax":
         nodes.pop()
     if float_output:  # leave out the last layer and all later nodes
-        nodes = nodes[: max(nodes.index(layer) for layer in weight_layers(graph).values())]
+        last = max(nodes.index(layer) for layer in weight_layers(graph).values())
+        nodes = nodes[:last]
     sharing = _SHARING | {*scheme.level_pools}
     for node in nodes:
         source = node.input[0]

@@ -197,10 +197,12 @@ class Contents:
 def _read_ports(ports: Iterable[Mapping[str, Any]]) -> tuple[Port, ...]:
     typed = []
     for port in ports:
-        typed.append(Port(**{**port, "shape": tuple(port["shape"])}))  # JSON has lists
+        shape = tuple(port["shape"])  # JSON has lists
+        typed.append(Port(**{**port, "shape": shape}))
     return tuple(typed)
 
 
 def _listed(dtypes: Iterable[str]) -> str:
     """Return the distinct dtypes as text, the most frequent first."""
-    return ", ".join(dict(Counter(dtypes).most_common()))
+    counts = Counter(dtypes)
+    return ", ".join(dtype for dtype, _ in counts.most_common())

@@ -69,7 +69,8 @@ def open_run(content: bytes, threads: int) -> RawRun:
     def run(values: Any) -> Any:
         if len(values) == 1:
             return network(values[0])
-        return network(pack_records({str(index): array for index, array in enumerate(values)}))
+        named = {str(index): array for index, array in enumerate(values)}
+        return network(pack_records(named))
 
     return run
 
@@ -79,7 +80,9 @@ def open_logits(content: bytes, threads: int) -> None:
 
 
 def _port(name: str, value: Any) -> Port:
-    return Port(name, tuple(value.sizes())[1:], _DTYPES.get(value.dtype(), "unknown"))
+    sizes = tuple(value.sizes())
+    dtype = _DTYPES.get(value.dtype(), "unknown")
+    return Port(name, sizes[1:], dtype)
 
 
 def _layer(operator: executorch.Operator) -> Layer:

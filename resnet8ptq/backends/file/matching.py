@@ -163,7 +163,9 @@ def _is_plain(value: Mapping[str, Any]) -> bool:
 
 
 def _plain(name: str) -> str:
-    return _AFFIXES.sub("", name.rpartition("/")[2]).casefold()
+    """Return the last part of a name in lower case, without TensorFlow's additions."""
+    _, _, last = name.rpartition("/")
+    return _AFFIXES.sub("", last).casefold()
 
 
 def _complete(
@@ -263,7 +265,8 @@ def _check_axes(key: str, axes: list[int], have: Shape, takes: Shape, between: s
     mend = ""
     ways = _ways(have, takes)
     if ways:
-        right = ways[0] or tuple(range(len(takes)))
+        same = tuple(range(len(takes)))
+        right = ways[0] or same
         mend = f"; try axes: {list(right)}"
     raise ConfigError(
         f"{key}: got axes {axes}, expected the order of {len(takes)} axes between {between}{mend}"

@@ -120,7 +120,13 @@ def open_run(
     """Load a file's content in ONNX Runtime; for the other arguments see `open_session`."""
     session = open_session(content, threads, optimized=optimized, without=without)
     names = session_inputs(session)
-    return lambda values: session.run(None, dict(zip(names, values, strict=True)))
+
+    def run(values: Sequence[NDArray[Any]]) -> Sequence[NDArray[Any]]:
+        inputs = dict(zip(names, values, strict=True))
+        outputs: Sequence[NDArray[Any]] = session.run(None, inputs)
+        return outputs
+
+    return run
 
 
 def open_tensors(content: bytes, threads: int) -> Tensors:
@@ -152,12 +158,14 @@ def open_tensors(content: bytes, threads: int) -> Tensors:
 def _run(
     session: Any, kept: dict[str, Inner], values: Sequence[NDArray[Any]]
 ) -> list[NDArray[Any]]:
+    """Run the graph, and return the tensors in `kept`, dequantized."""
     names = session_inputs(session)
     outputs = session.run([*kept], dict(zip(names, values, strict=True)))
     return [*map(_dequantize, outputs, kept.values())]
 
 
 def _dequantize(values: NDArray[Any], tensor: Inner) -> NDArray[Any]:
+    """Return values as floats; floats stay as they are."""
     if values.dtype.kind == "f" or tensor.step is None or tensor.low is None:
         return values
     least = np.iinfo(values.dtype).min
@@ -263,7 +271,8 @@ class _Graph:
                 if maker is None or maker.op_type != "QuantizeLinear":
                     continue  # weights, or the output of an operator on integers
                 name = maker.input[0].removesuffix(AT_OUTPUT)
-                weights = stored.get(self._layer(self.producers.get(maker.input[0])), {})
+                layer = self._layer(self.producers.get(maker.input[0]))
+                weights = stored.get(layer, {})
                 yield node.output[0], replace(self._inner(name, maker), **weights)
                 continue
 

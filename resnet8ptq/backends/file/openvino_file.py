@@ -4,7 +4,7 @@ The network is an .xml file and a .bin file; `fetch` packs both unchanged into o
 """
 
 from collections import Counter
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -182,7 +182,8 @@ def _compute(layers: list[_Layer]) -> list[NDArray[np.float32]]:
     if not layers:
         return []
     values = [layer.weights for layer in layers]
-    made = core().compile_model(library().Model(values, []), "CPU")({})
+    graph = library().Model(values, [])  # without inputs
+    made = core().compile_model(graph, "CPU")({})
     arrays = []
     for number, layer in enumerate(layers):
         array = made[number].astype(np.float32)
@@ -213,7 +214,7 @@ def _read_scalar(value: Any) -> float | None:
     if node.get_type_name() != "Constant":
         return None
     numbers = node.get_data()
-    return float(numbers.reshape(-1)[0]) if numbers.size == 1 else None
+    return float(numbers.item()) if numbers.size == 1 else None
 
 
 def open_logits(content: bytes, threads: int) -> RawRun | None:
@@ -230,7 +231,12 @@ def _open(graph: Any, threads: int) -> RawRun:
 def _as_raw(network: CompiledNetwork) -> RawRun:
     if len(network.names) == 1:
         return lambda values: network(values[0])
-    return lambda values: network(pack(dict(zip(network.names, values, strict=True))))
+
+    def run(values: Sequence[NDArray[Any]]) -> Sequence[NDArray[Any]]:
+        inputs = dict(zip(network.names, values, strict=True))
+        return network(pack(inputs))
+
+    return run
 
 
 def _batch(inputs: Any) -> int | None:
@@ -303,5 +309,6 @@ def _computed(value: Any, stored: str) -> str:
 
 def _levels(node: Any) -> str:
     """Return the dtype that holds the levels of a FakeQuantize; float32 for unusual widths."""
-    bits = max(1, int(node.get_attributes()["levels"] - 1).bit_length())
+    highest = int(node.get_attributes()["levels"]) - 1
+    bits = max(1, highest.bit_length())
     return f"uint{bits}" if bits in (1, 2, 4, 8, 16) else "float32"

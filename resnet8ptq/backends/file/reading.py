@@ -142,12 +142,15 @@ def digest(path: Path) -> str:
 
 def reader_of(path: Path) -> Any:
     """Return the module that reads files with this path's suffix; the path may be a suffix only."""
-    return import_module(find_readers()[path.suffix.lower() or path.name].reader)
+    suffix = path.suffix.lower() or path.name
+    return import_module(find_readers()[suffix].reader)
 
 
 def gives_tensors(suffix: str) -> bool:
     """Return whether files of this suffix give their inner tensors."""
-    return suffix in find_readers() and hasattr(reader_of(Path(suffix)), "open_tensors")
+    if suffix not in find_readers():
+        return False
+    return hasattr(reader_of(Path(suffix)), "open_tensors")
 
 
 def _read(path: Path, module: str) -> tuple[bytes, dict[str, Any]]:

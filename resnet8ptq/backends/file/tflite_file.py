@@ -111,7 +111,12 @@ def open_run(content: bytes, threads: int, reference: bool = False) -> RawRun:
         reference: whether LiteRT's slow reference kernels run.
     """
     network = open_interpreter(content, threads, reference=reference)
-    return LoadedFile(network, lambda own, details: own.get_tensor(details["index"])).run
+
+    def read_raw(interpreter: Any, details: dict[str, Any]) -> NDArray[Any]:
+        output: NDArray[Any] = interpreter.get_tensor(details["index"])
+        return output
+
+    return LoadedFile(network, read_raw).run
 
 
 def open_tensors(content: bytes, threads: int) -> Tensors:

@@ -33,7 +33,7 @@ def check_both_kinds(graph: onnx.GraphProto, skipped: Collection[str]) -> None:
 
 
 def find_dynamic(graph: onnx.GraphProto, skipped: Collection[str]) -> list[str]:
-    """Return the names of the products with one constant matrix, and of LSTMs with such weights.
+    """Return the names of products with one constant matrix, and of LSTMs with constant weights.
 
     Args:
         skipped: names of nodes that stay in float.

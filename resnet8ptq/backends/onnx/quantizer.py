@@ -233,8 +233,9 @@ class OnnxQuantizer(Quantizer):
         try:
             if self.config.float_output:
                 rewriting.check_float_output(graph, skipped)
-        except UnsupportedError as reason:
-            return str(reason).partition(": ")[2].partition(";")[0]
+        except UnsupportedError as error:
+            _, _, reason = str(error).partition(": ")  # without the setting, and without the mend
+            return reason.partition(";")[0]
         return ""
 
     def quantize(

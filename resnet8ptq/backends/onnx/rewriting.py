@@ -131,7 +131,7 @@ def write_narrow_weights(network: onnx.GraphProto, schemes: Mapping[str, WeightS
 
 
 def add_readers(model: ir.Model) -> None:
-    """Add an Identity after each tensor that has a reader which ONNX Runtime's quantizer overlooks.
+    """Add an Identity for the readers of a computed tensor that ONNX Runtime's quantizer overlooks.
 
     The quantizer sees no readers in inner graphs, and may remove a tensor that they need. It also
     clips an output of the graph to the range of a Relu or Clip after it. `restore_outputs` gives

@@ -64,7 +64,7 @@ def find_weights(
             if tensor is None or tensor.data_type != TensorProto.FLOAT:
                 continue
             axes = _shared_axes(node, index, len(tensor.dims))
-            if half and np.abs(numpy_helper.to_array(tensor)).max(initial=0) > LARGEST_HALF:
+            if half and _exceeds_half(tensor):
                 continue
             if axes and _shrinks(tensor, axes):
                 yield node, index, axes
@@ -89,6 +89,12 @@ def _shared_axes(node: onnx.NodeProto, index: int, rank: int) -> tuple[int, ...]
     if node.op_type == "ConvTranspose" and attribute(node, "group", 1) == 1:
         return (0, *range(2, rank))
     return tuple(range(1, rank))
+
+
+def _exceeds_half(tensor: onnx.TensorProto) -> bool:
+    """Return whether a value of a tensor is beyond the range of float16."""
+    magnitudes = np.abs(numpy_helper.to_array(tensor))
+    return bool(magnitudes.max(initial=0) > LARGEST_HALF)
 
 
 def _shrinks(tensor: onnx.TensorProto, axes: tuple[int, ...]) -> bool:
