@@ -45,6 +45,8 @@ def read_ranges(parsed: object, path: Path) -> dict[str, Range]:
     """
     if not isinstance(parsed, dict) or not parsed:
         raise ConfigError(f"calib.table: {path}: got other JSON, expected {TAKES}")
+
+    # Refuse the whole file for one invalid range
     ranges = {}
     for name, entry in _entries(parsed):
         ends = _find_range(entry)
@@ -138,6 +140,8 @@ def _find_range(entry: Any) -> Range | None:
         entry = entry[0]
     if not isinstance(entry, dict):
         return None
+
+    # The names of the ends differ by format
     for low, high in (("lowest", "highest"), ("rmin", "rmax"), ("min", "max")):
         if low not in entry or high not in entry:
             continue

@@ -86,6 +86,8 @@ class TensorObserver:
         """
         if (low, high) == (-math.inf, math.inf) or not self.finite:
             return self
+
+        # Move the counts beyond the limits into the bins of the limits
         least, most = np.clip([low, high], -HALF * self.width, (HALF - 1) * self.width)
         first = math.floor(least / self.width) + HALF
         last = math.floor(most / self.width) + HALF
@@ -121,6 +123,7 @@ class TensorObserver:
         if self.counting and not self.finite:
             stats.counts = np.zeros(num_bins, np.int64)
         elif self.counting:
+            # Interpolate the number of values below each edge
             edges = np.linspace(-stats.threshold, stats.threshold, num_bins + 1)
             fine = self.width * np.arange(-HALF, HALF + 1)
             below = np.concatenate([[0], np.cumsum(self.counts)])
@@ -137,6 +140,8 @@ class TensorObserver:
         exponent = _LEAST
         if magnitude:
             exponent = max(_LEAST, math.frexp(magnitude)[1])
+
+        # 2**grown neighbouring bins become one; a shift by 16 leaves only the two bins beside zero
         grown = exponent - self.exponent
         if grown > 0:
             bins = (np.arange(-HALF, HALF) >> min(grown, 16)) + HALF

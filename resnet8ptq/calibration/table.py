@@ -62,6 +62,8 @@ def write_tables(folder: Path, ranges: Mapping[str, Range], provenance: Provenan
             write_calibration_table(as_tensors_data(ranges), name)
         finally:
             root.removeFilter(_is_other)
+
+        # Move the complete files
         hashes = {file: files.sha256(temporary / file) for file in FILES}
         for file in FILES:
             (temporary / file).replace(folder / file)

@@ -29,6 +29,7 @@ def time_limit(seconds: float | None) -> Iterator[None]:
     def end(number: int, frame: FrameType | None) -> None:
         raise AlarmError(f"the time is up after {seconds:.0f} s; try a larger minutes=")
 
+    # Keep the handler from before, to restore it after the block
     before = signal.signal(signal.SIGALRM, end)
     signal.setitimer(signal.ITIMER_REAL, max(seconds, 0.01), _AGAIN_S)
     try:

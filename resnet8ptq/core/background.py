@@ -86,6 +86,8 @@ def put(function: Callable[P, T], *args: P.args, **named: P.kwargs) -> "Future[T
         else:
             _pending.append(future)
             return future
+
+    # Call the function here
     done: Future[T] = Future()
     done.set_result(function(*args, **named))
     return done

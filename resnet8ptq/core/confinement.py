@@ -68,6 +68,8 @@ def cut_network() -> str:
     library = ctypes.CDLL(None, use_errno=True)
     if not hasattr(library, "unshare"):
         return "only Linux has network namespaces"
+
+    # Root may make a network namespace, others only inside of a user namespace
     user = os.getuid()
     group = os.getgid()
     if library.unshare(_CLONE_NEWNET) == 0:

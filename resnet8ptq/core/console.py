@@ -179,6 +179,8 @@ def track(batches: Iterable[T], label: str, unit: str = "batches") -> Iterator[T
                 yield batch
                 step.done += 1
             return
+
+        # rich counts the batches itself
         columns = (
             TextColumn("{task.description}"),
             BarColumn(),

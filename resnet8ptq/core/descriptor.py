@@ -64,7 +64,8 @@ class Backend:
             dtype is float, that returns the options with defaults for this network; may be empty.
         quantizes: whether the backend quantizes; False if it scores files of other programs.
         runtime: the name on PyPI of the package that runs the files.
-        packages: all packages that the results depend on, for cache keys and tags.
+        packages: packages that the results depend on, for cache keys and tags, besides those of
+            `core.machine`.
         extra: the extra of this package that installs the framework, also the name of its module;
             empty if it is always installed.
         suffixes: suffixes of its files.
@@ -76,7 +77,8 @@ class Backend:
         dynamic_operators: operators that only `method=dynamic` quantizes.
         has_ranges: whether artifacts have the activation ranges that a plain run calibrates. False
             if the framework calibrates itself, or computes activations in float.
-        single_input: whether networks must have exactly one input, of float32.
+        single_input: whether networks must have exactly one input; it must be float32, except in
+            the formats of `converts`.
         converts: formats of networks that the framework's own converter quantizes as a whole.
         search: the start and the steps of `experiment=auto`.
         advice: a module with `advise` and `sweep`, see `backends.advice`; if empty, the advice is

@@ -33,6 +33,8 @@ def deferred() -> Iterator[None]:
             before[number] = handler
     for number in before:
         signal.signal(number, note)
+
+    # Send a delayed signal after the transaction, to the handler from before
     try:
         yield
     finally:

@@ -94,12 +94,15 @@ def start(network: bool = False) -> Iterator[Connection]:
 
 def serve() -> None:
     """Answer calls from the parent process until the connection closes."""
+    # Set all limits before the first call is read
     number, parent, network = map(int, sys.argv[1:])
     confinement.die_with(parent)
     confinement.limit()
     connected = "" if network else confinement.cut_network()
     del sys.argv[1:]
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent gets Ctrl-C too, and ends this one
+
+    # Answer one call after the other
     calls = Connection(number)
     while True:
         try:

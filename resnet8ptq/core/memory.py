@@ -52,7 +52,7 @@ def _half_of_free() -> int:
 
 
 def step() -> int:
-    """Return the number of bytes for the tensors of one step of a run."""
+    """Return the number of bytes for the tensors of one step of a run, such as one batch."""
     return budget() // STEP
 
 

@@ -191,6 +191,8 @@ def mend_value(key: str, got: object) -> str:
     quantity = re.fullmatch(r"(\d+(?:\.\d+)?) ?(%|[a-z]+)", str(got))
     if not quantity:
         return ""
+
+    # Convert the unit of the value to that of the key
     number = float(quantity[1])
     unit = quantity[2]
     if unit == "%":

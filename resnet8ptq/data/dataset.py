@@ -83,6 +83,8 @@ class Split:
             described += samples.dtype.str
         if self.preprocessing != RAW:
             described += repr(self.preprocessing)
+
+        # Hash the values in parts, which may be mapped from a file
         digest = hashlib.sha256(described.encode())
         for part in in_parts(samples):
             digest.update(np.ascontiguousarray(part).data)

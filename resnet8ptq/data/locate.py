@@ -103,6 +103,8 @@ def _find_cifar10() -> tuple[Path | None, str]:
                 "try data=shapes, or unset it to look elsewhere"
             )
         return path, ""
+
+    # Look in the working folder, then in the download cache, then on the web
     local = Path("data", cifar10.FOLDER).absolute()
     if local.is_dir():
         return local, ""

@@ -75,6 +75,7 @@ def to_integers(stored: NDArray[Any], dtype: str) -> NDArray[Any]:
     Raises:
         DataError: an integer is outside the range of that type.
     """
+    # Look at the values only if the types do not tell that they fit
     wanted = np.dtype(dtype)
     if stored.size and not np.can_cast(stored.dtype, wanted):
         low = 0

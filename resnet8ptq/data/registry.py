@@ -182,6 +182,8 @@ def _read_calibration(
         raise ConfigError(f"calib.images: got {name} (not there), expected a folder of pictures")
     if not data.test.has_pictures:
         raise ConfigError(f"calib.images: got {name}, but {data.name} has no pictures")
+
+    # Calibration needs the shape of the other samples
     height, width, channels = data.image_shape
     if preprocess.size is None:
         preprocess = replace(preprocess, size=[height, width])

@@ -166,6 +166,8 @@ def _open(root: Path, cache_root: Path) -> Arrays:
         return arrays
     if root.suffix.lower() != ".npz":
         return {"inputs": _opener(root, cache_root)}
+
+    # Hash an archive once for all its arrays
     members = _find_members(root)
     digest = files.sha256(root)
     for member in members:
@@ -222,6 +224,8 @@ def name_inputs(data: DataConfig, find_takes: Callable[[], Sequence[str]]) -> Da
     """
     if data.name != "arrays" or not isinstance(data, ArraysConfig) or data.inputs is not None:
         return data
+
+    # Find the names, if that is possible
     inputs = None
     with suppress(PtqError, OSError):
         inputs = _match_names(Path(str(data.root)), find_takes)

@@ -336,6 +336,8 @@ def _order(
     if classes is None:
         ids = sorted(categories)
         return tuple(printable(categories[class_id]) for class_id in ids), tuple(ids)
+
+    # The settings name all classes of the network, of which the file may lack some
     known = {name: class_id for class_id, name in categories.items()}
     missing = sorted(set(known) - set(classes))
     if missing:

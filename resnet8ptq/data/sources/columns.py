@@ -79,6 +79,8 @@ class DataTable:
                 f"{key}: got {name}, and {self.source} has {count} of that name; expected one of "
                 f"{list_names(self.names)}"
             )
+
+        # Unwrap the types that stand for plain ones
         column = self.columns.column(positions[0])
         if pa.types.is_dictionary(column.type):
             column = column.cast(column.type.value_type)
@@ -187,6 +189,8 @@ def check_left_out(table: DataTable, name: str, column: Column) -> None:
     count = pc.sum(written).as_py() or 0
     if 2 * count < len(column):
         return
+
+    # Name the cell that made the column a text
     row, got = _first_not_a_number(column)
     cell = table.rows.cell(name, row)
     mend = "data.inputs='[a,b]' names the columns to take"

@@ -108,6 +108,7 @@ def _rows(sides: Mapping[str, Any], schema: pa.Schema) -> Iterator[pa.RecordBatc
 
 def _check_paths(root: Path) -> None:
     """Raise `DataError` for a path in the data set's JSON files that leads out of `root`."""
+    # A data set of several splits has a folder for each
     described = root / "dataset_dict.json"
     splits = [""]
     if described.is_file():
