@@ -115,8 +115,9 @@ class Activations:
         """Return the ranges of the inputs, and of each float tensor around nodes not in `skipped`.
 
         The keys are the names in the ONNX graph; the ranges (low, high) follow the run's
-        calibration method. Backends that round activations themselves call this. The first call
-        runs the network; later calls with these samples, from any backend, read the cache.
+        calibration method. Backends that round activations themselves call this. The network runs
+        at most for the first call; later calls with these samples, from any backend, read the
+        cache.
 
         Raises:
             QuantizationError: see `find_ranges`.

@@ -32,8 +32,8 @@ def find_data(config: DataConfig, own_network: bool = False) -> DataConfig:
         CIFAR-10, `name` becomes `shapes`.
 
     Raises:
-        ConfigError: the data set is unknown, or a setting or `$CIFAR10_DIR` names a file or folder
-            that does not exist, or a file in place of a folder.
+        ConfigError: the data set is unknown, or a setting or `$CIFAR10_DIR` names a path that does
+            not exist, or a file in place of a folder or the reverse.
         DataNotFoundError: CIFAR-10 is not available, and `data.on_missing=error` or the user
             has named a network.
     """

@@ -236,6 +236,9 @@ def draw_selection(data: Dataset, samples: int | None, calibration: Split) -> Sp
         The samples; None if there are fewer than `LEAST_TO_CHOOSE` of them, or fewer than twice as
         many training samples. A group counts as one sample. Also None if only one of the splits has
         labels.
+
+    Raises:
+        ConfigError: see `draw_held_out`.
     """
     labelled = (data.train.labels is None) == (data.test.labels is None)
     if not labelled or count_units(data.train) < 2 * LEAST_TO_CHOOSE:

@@ -131,7 +131,11 @@ def _is_name(value: object) -> bool:
 
 
 def _read_batch(path: Path) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """Return the images of a batch, [N, 3072] in planes R, G and B, and its labels [N]."""
+    """Return the images of a batch, [N, 3072] in planes R, G and B, and its labels [N].
+
+    Raises:
+        DataError: the file is not a batch, or is damaged or inconsistent.
+    """
     content = _read_dict(path)
     data = content.get("data")
     labels = content.get("labels")

@@ -290,7 +290,7 @@ def _integer(value: Any) -> int:
 
 
 def _image(entry: Entry) -> tuple[str, int, int]:
-    """Return the file name, width and height of a picture."""
+    """Return the file name, width and height of a picture; raise `ValueError` for unusual ones."""
     name = _text(entry["file_name"])
     if not _is_file_name(name):
         raise ValueError(f"{printable(name)[:40]!r} is not a name of a file")

@@ -312,7 +312,11 @@ def _common_dtype(parts: Sequence[NDArray[Any]]) -> np.dtype[Any]:
 
 
 def _read_numbers(table: DataTable, name: str) -> NDArray[Any]:
-    """Return a column of numbers as [N], or of lists of numbers as [N, ...]; booleans as uint8."""
+    """Return a column of numbers as [N], or of lists of numbers as [N, ...]; booleans as uint8.
+
+    Raises:
+        DataError: a cell is not a finite number, or lists differ in length.
+    """
     column = table.column("data.inputs", name)
     cell = partial(table.rows.cell, name)
     shape = [len(column)]
@@ -486,7 +490,11 @@ def word_labels(
 def _of_columns(
     table: DataTable, names: Sequence[str], classes: Sequence[str] | None
 ) -> tuple[NDArray[Any], tuple[str, ...], bool]:
-    """Return columns of 0 and 1, one for each class, as labels; `classes` renames the classes."""
+    """Return columns of 0 and 1, one for each class, as labels; `classes` renames the classes.
+
+    Raises:
+        DataError: a cell is neither 0 nor 1, or there are more columns than `classes`.
+    """
     rows = np.stack([_read_numbers(table, name) for name in names], axis=1)
     if not np.isin(rows, (0, 1)).all():
         raise DataError(
@@ -566,7 +574,7 @@ def groups(table: DataTable, name: str) -> NDArray[np.int64]:
 def _by_name(
     column: Column, source: str, cell: NameCell, classes: Sequence[str] | None
 ) -> tuple[NDArray[np.int64], tuple[str, ...], bool]:
-    """Return labels of texts as `labels` returns them; each different text is a class.
+    """Return labels of texts as `labels` returns them; a text is the name of its class.
 
     Raises:
         DataError: a text is empty or is not in `classes`, or there are too few or many classes.

@@ -523,7 +523,7 @@ def _find_labels(table: DataTable, config: TableConfig) -> list[str]:
 def _find_inputs(table: DataTable, config: TableConfig, others: Sequence[str]) -> list[str]:
     """Return the input columns: `data.inputs`, or one with a usual name, or all columns of numbers.
 
-    Columns that number the rows are not among all columns of numbers.
+    Columns that number the rows do not count as columns of numbers.
 
     Raises:
         ConfigError: no column fits, or several columns have a usual name.
