@@ -50,7 +50,7 @@ from resnet8ptq.tracking.mlflow_store.store import Store, StoreArguments, open_s
 
 @dataclass
 class TargetFormat:
-    """The conversion of an ONNX file; without any, the measured file is kept."""
+    """The conversion of an ONNX file; if both settings are null, the measured file is kept."""
 
     onnxruntime: str | None = None
     format: str | None = None

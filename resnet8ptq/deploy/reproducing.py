@@ -193,7 +193,7 @@ def _find_kept(known: Container[str], arrays: Container[str]) -> str | None:
     return None
 
 
-def _place(detection: dict[str, Any]) -> list[float]:
+def _read_geometry(detection: dict[str, Any]) -> list[float]:
     """Return the keypoints of a detection, its box, or the box and the area of its mask."""
     if "segmentation" in detection:
         return masks.measure(detection["segmentation"])
@@ -205,7 +205,7 @@ def _place(detection: dict[str, Any]) -> list[float]:
 def _by_picture(detections: list[dict[str, Any]]) -> dict[object, list[list[float]]]:
     boxes: dict[object, list[list[float]]] = {}
     for detection in detections:
-        box = [*_place(detection), detection["score"], detection["category_id"]]
+        box = [*_read_geometry(detection), detection["score"], detection["category_id"]]
         boxes.setdefault(detection["image_id"], []).append(box)
     return boxes
 

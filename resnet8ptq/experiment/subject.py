@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 def open_subject(
     settings: Settings, run: Recorder, needs_labels: bool = True
 ) -> tuple[Evaluator, SamplesByRole]:
-    """Read data and network, draw the samples, and log the task.
+    """Read data and network, draw the samples, log the task; return the evaluator and the samples.
 
     The measured samples are the tuning samples: training samples that do not calibrate.
 

@@ -576,6 +576,6 @@ def _say(line: str) -> None:
 _LIST = re.compile(r"\[([^\[\]]{200,})\]")
 
 
-def _shorten(found: re.Match[str]) -> str:
-    names = found[1].split(",")
+def _shorten(match: re.Match[str]) -> str:
+    names = match[1].split(",")
     return f"[{','.join(names[:3])},... {len(names)} in all]"
