@@ -172,14 +172,15 @@ def load_children(store: Store, parent_id: str) -> list[RunRecord]:
 
     # The sort is stable, so runs without a number keep the order of their start
     once = {}
-    for job in sorted(jobs, key=_to_number):
+    for job in sorted(jobs, key=to_number):
         once[jobs[job].run_id] = jobs[job]
     return [complete(store, record) for record in once.values()]
 
 
-def _to_number(job: str) -> int:
-    if job.isdecimal() and len(job) < 10:
-        return int(job)
+def to_number(text: str) -> int:
+    """Return the whole number in a tag; 0 for another text, which an untrusted store may hold."""
+    if text.isdecimal() and len(text) < 10:
+        return int(text)
     return 0
 
 

@@ -12,8 +12,9 @@ from rich.console import Console
 
 from resnet8ptq.config.schema import ReportConfig
 from resnet8ptq.report import families, loading, naming, notes, table, terminal
+from resnet8ptq.report.pages import methodology
 from resnet8ptq.tracking.record import RunRecord
-from tests.helpers.cells import notes_on
+from tests.helpers.cells import amend_record, notes_on
 
 REASON = "kernels take qint8 weights"
 
@@ -414,6 +415,12 @@ def test_a_run_that_ended_before_its_score_joins_the_others(status):
     )
     ended = RunRecord.of("b", {"data": "shapes"}, {}, {**drawn, "status": status})
     assert families.group_by_samples([scored, ended]) == [[scored, ended]]
+
+
+def test_a_number_of_jobs_that_somebody_damaged_counts_as_unknown():
+    damaged = amend_record(OK, tags={"jobs_at_once": "many"})
+    [family] = loading.without_files([damaged], ReportConfig())
+    assert dict(methodology.describe(family))["threads"] == "unknown"
 
 
 def test_a_run_with_an_undefined_metric_ranks_last():

@@ -13,6 +13,7 @@ from resnet8ptq.evaluation.result import RunResult
 from resnet8ptq.evaluation.stopped_hits import PLANNED
 from resnet8ptq.tasks.scoring.metric import BASELINE, CHOICE, TOTAL
 from resnet8ptq.tracking import history
+from resnet8ptq.tracking.journal import Journal
 from resnet8ptq.tracking.mlflow_store import sync
 from resnet8ptq.tracking.record import RunRecord
 from resnet8ptq.tracking.run import start_parent, start_run
@@ -93,6 +94,14 @@ def test_a_run_has_the_same_record_in_mlflow_and_in_its_folder(own_store, tmp_pa
     assert stored.combination.name == "onnx-uint8-minmax-per_tensor"
     assert (stored.samples_digest, stored.class_names) == (split.digest, ("a", "b"))
     assert stored.task.name == "classification"
+
+
+def test_a_job_number_that_somebody_damaged_counts_as_the_first(tmp_path):
+    for name, number in (("a", "1"), ("b", "first")):
+        tags = {"job_number": number}
+        (tmp_path / name).mkdir()
+        Journal(name, "experiment", parent_id="sweep", tags=tags).save(tmp_path / name)
+    assert [record.name for record in sync.load_records(tmp_path)] == ["b", "a"]
 
 
 def test_a_record_without_values_has_defaults():

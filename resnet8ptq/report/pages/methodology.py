@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 from resnet8ptq.report.families import Family
 from resnet8ptq.report.naming import samples_of
 from resnet8ptq.tasks.task import Task
+from resnet8ptq.tracking import history
 from resnet8ptq.tracking.record import RunRecord
 
 NAMED = 10  # largest number of values of a setting that are named
@@ -87,7 +88,7 @@ def _describe_timing(runs: Sequence[RunRecord]) -> tuple[str, str]:
     """Return the text on latency and the text on threads; parallel jobs lengthen latencies."""
     latency = "not measured"
     threads = _join_params(runs, "threads")
-    at_once = max(int(run.jobs_at_once) for run in runs)
+    at_once = max(history.to_number(run.jobs_at_once) for run in runs)
     timed = any(run.latency_ms is not None for run in runs)
     if timed:
         timed_on = _join_params(runs, "latency.threads")

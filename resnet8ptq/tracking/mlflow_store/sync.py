@@ -106,7 +106,7 @@ def load_records(root: Path) -> list[RunRecord]:
     jobs = []
     for folder, kept in _load_all(root):
         if kept.parent_id is not None:
-            number = int(kept.tags.get("job_number", 0))
+            number = history.to_number(kept.tags.get("job_number", ""))
             jobs.append((number, RunRecord.of_journal(kept, folder)))
     jobs.sort(key=lambda job: job[0])
     return [record for _, record in jobs]
