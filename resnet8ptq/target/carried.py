@@ -141,7 +141,8 @@ class Carried(Target):
         for reply in _read(path):
             asked = reply.fields["request"]
             self.run_id: str = asked["run_id"]  # the same in all answers
-            self._answers.setdefault(_key(asked, asked["sha256"]), deque()).append(reply)
+            key = _key(asked, asked["sha256"])
+            self._answers.setdefault(key, deque()).append(reply)
         self._sha256 = files.sha256(path)
 
     def describe(self) -> dict[str, Any]:

@@ -29,8 +29,8 @@ def load(path: Path, engine: str | None) -> Run:
     method = program.load_method("forward")
 
     def run(batch: Batch, kept: Any = program) -> list[Array]:  # `method` needs `program` alive
-        samples = zip(*(torch.from_numpy(v).split(1) for v in batch.values()), strict=True)
-        rows = [method.execute(sample) for sample in samples]
+        inputs = [torch.from_numpy(values).split(1) for values in batch.values()]
+        rows = [method.execute(sample) for sample in zip(*inputs, strict=True)]
         return [torch.cat(part).numpy() for part in zip(*rows, strict=True)]
 
     return run

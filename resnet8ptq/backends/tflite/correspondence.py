@@ -52,13 +52,16 @@ def _nearest(sketch: list[NDArray[np.float64]], known: Sketches) -> list[str]:
         sketch: the sketches of a tensor of the file, for each sample.
         known: the sketches of the graph's tensors.
     """
-    wanted = np.stack(sketch)
-    scale = np.abs(wanted[:, 1:]).max() or 1.0
+    size = sketch[0][0]
+    wanted = np.stack(sketch)[:, 1:]  # [samples, positions]
+    scale = np.abs(wanted).max() or 1.0
     distances = {}
     for name, other in known.items():
-        if other[0][0] == wanted[0, 0]:  # tensors of the same size
-            difference = np.abs(np.stack(other)[:, 1:] - wanted[:, 1:]).max()
-            distances[name] = float(difference / scale)
+        if other[0][0] == size:
+            values = np.stack(other)[:, 1:]
+            distances[name] = float(np.abs(values - wanted).max() / scale)
+
+    # Tensors that differ by less than kernels do are ties
     nearest = min(distances.values(), default=np.inf)
     if not nearest <= TOLERANCE:
         return []

@@ -98,10 +98,12 @@ def convert(model: Fp32Model, samples: Split, runtime: Runtime) -> bytes:
     def make(folder: Path) -> None:
         failed = f"backend=tflite: {environment.CONVERTER} cannot convert the network"
         with errors_as(UnsupportedError, failed):
-            written = _call(prepare_graph(onnx.load(model.onnx_path)), runtime.cache_root)
+            graph = prepare_graph(onnx.load(model.onnx_path))
+            written = _call(graph, runtime.cache_root)
 
             # The file must return the network's outputs, in the network's order of axes
-            count = min(PARITY_SAMPLES, max(PARITY_BYTES // samples.sample_bytes, 1), len(samples))
+            affordable = max(PARITY_BYTES // samples.sample_bytes, 1)
+            count = min(PARITY_SAMPLES, affordable, len(samples))
             batch = np.concatenate([*samples.take(np.arange(count)).batches(count)])
             run = in_full_batches(open_runner(str(model.onnx_path)), model.contract.batch)
             try:
@@ -110,7 +112,8 @@ def convert(model: Fp32Model, samples: Split, runtime: Runtime) -> bytes:
                 raise UnsupportedError(f"backend=tflite: {error}") from None
         (folder / FILE).write_bytes(content)
 
-    return (cache.entry(runtime.cache_root, kind="tflite", key=key, make=make) / FILE).read_bytes()
+    entry = cache.entry(runtime.cache_root, kind="tflite", key=key, make=make)
+    return (entry / FILE).read_bytes()
 
 
 def prepare_graph(proto: onnx.ModelProto) -> onnx.ModelProto:

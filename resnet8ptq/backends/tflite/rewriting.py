@@ -272,8 +272,10 @@ def _with_room(grid: Grid, weights: Array, bias: NDArray[np.float64], input_scal
     if scale.size > 1:
         empty = ~weights.reshape(len(weights), -1).any(axis=1)  # any scale fits these channels
         scale[empty] = scale[~empty].max(initial=0) or 1
-        return replace(grid, scale=np.maximum(scale, needed.reshape(shape).astype(np.float32)))
-    return replace(grid, scale=np.maximum(scale, np.float32(needed.max())))
+        least = needed.reshape(shape).astype(np.float32)
+    else:
+        least = np.array(needed.max(), np.float32)
+    return replace(grid, scale=np.maximum(scale, least))
 
 
 def _name_activations(model: Any, names: list[str], graph: onnx.GraphProto) -> dict[int, str]:

@@ -148,8 +148,11 @@ def copy_reproducibly(archive: io.BytesIO, path: Path, compressed: tuple[str, ..
         names = " ".join(whole.namelist()).encode()
         counts = sorted({int(count) for count in _MANGLED.findall(names)})
 
+        def renumber(match: re.Match[bytes]) -> bytes:
+            return b"___torch_mangle_%d" % counts.index(int(match[1]))
+
         def count_from_zero(text: bytes) -> bytes:
-            return _MANGLED.sub(lambda m: b"___torch_mangle_%d" % counts.index(int(m[1])), text)
+            return _MANGLED.sub(renumber, text)
 
         # Copy in order, with the new names in names and contents
         for record in whole.infolist():
