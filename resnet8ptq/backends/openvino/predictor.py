@@ -58,7 +58,8 @@ class CompiledNetwork:
     """A graph, compiled for each batch size if only the batch size is free.
 
     With fixed sizes, a small network takes a seventh less time. The last `_KEPT` sizes stay
-    compiled. Texts have too many lengths for this: their graph is compiled once, with free sizes.
+    compiled. Texts have too many lengths for fixed sizes: their graph is compiled once, with free
+    sizes.
 
     Attributes:
         names: the names of the inputs.
