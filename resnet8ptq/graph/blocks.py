@@ -13,6 +13,9 @@ def split_into_blocks(sources: Sequence[Collection[int]], most: int) -> list[lis
 
     Args:
         sources: for each step, in the order of execution, the earlier steps that it reads.
+
+    >>> split_into_blocks([[], [0], [1], [2], [3]], most=3)
+    [[0, 1], [2, 3], [4]]
     """
     last = list(range(len(sources)))  # for each step, the last step that reads it
     for index, read in enumerate(sources):

@@ -239,7 +239,7 @@ def find_cuts(graph: onnx.GraphProto) -> dict[int, str]:
     """Return the tensors at which the graph can be cut in two, by the index of the node before.
 
     All nodes after a cut depend only on the cut's tensor and on tensors without a layer before
-    them. Tensors of the second kind, such as a mask, are cheap to compute again.
+    them. Tensors without a layer before them, such as a mask, are cheap to compute again.
     """
     computed = set(input_names(graph))
     last = find_last_readers(graph)

@@ -264,17 +264,24 @@ def find_dtype(stored: DTypeLike, preprocessing: Preprocessing, takes: Tensor) -
 def find_layout(sample_shape: tuple[int, ...], tensor: Tensor) -> Layout | None:
     """Return the permutation of a sample's axes that fits an input.
 
-    For samples [H, W, C] and a network that takes [C, H, W], the permutation is `(2, 0, 1)`; in the
-    other direction, it is `(1, 2, 0)`. The same holds for any number of axes. The permutation has
-    one axis more than the sample if the sample, such as a grey [H, W] picture, lacks a channel axis
-    of size 1. The permutation has one axis less if the sample has an extra axis of size 1 at its
-    end. `arrange` applies the permutation.
+    The permutation moves the last axis to the front or the first to the end, or keeps the order. It
+    has one axis more than the sample if the sample, such as a grey [H, W] picture, lacks a channel
+    axis of size 1. It has one axis less if the sample has an extra axis of size 1 at its end.
+    `arrange` applies it.
+
+    Args:
+        sample_shape: the shape of a stored sample, without the batch.
 
     Returns:
         The permutation; None if samples fit unchanged.
 
     Raises:
         ModelError: no layout fits; the message names both shapes, and settings that help, if any.
+
+    >>> find_layout((32, 24, 3), Tensor("pictures", (3, 32, 24), "float32"))
+    (2, 0, 1)
+    >>> find_layout((32, 24), Tensor("grey pictures", (1, 32, 24), "float32"))
+    (2, 0, 1)
     """
     takes = tensor.shape
     if _fits(sample_shape, takes):

@@ -495,12 +495,12 @@ def write_explicitly(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def write_paddings(proto: onnx.ModelProto) -> None:
-    """Replace `auto_pad` by explicit paddings, in place, if the sizes are known.
+    """Replace `SAME_UPPER` and `SAME_LOWER` by explicit paddings, in place, if sizes are known.
 
-    onnx2torch supports neither `SAME_UPPER` nor `SAME_LOWER`. Both give ceil(size / stride) outputs
-    along an axis, and size * stride for a ConvTranspose. The larger half of an odd padding is at
-    the end for `SAME_UPPER`, at the beginning for `SAME_LOWER`. A ConvTranspose with `output_shape`
-    or `output_padding` keeps `auto_pad`, because these attributes change paddings.
+    onnx2torch lacks both. They give ceil(size / stride) outputs along an axis, and size * stride
+    for a ConvTranspose. The larger half of an odd padding is at the end for `SAME_UPPER`, at the
+    beginning for `SAME_LOWER`. A ConvTranspose with `output_shape` or `output_padding` keeps
+    `auto_pad`, because these attributes change paddings.
     """
     sizes: dict[str, list[int]] = {}
     for node in proto.graph.node:

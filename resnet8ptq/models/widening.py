@@ -1,4 +1,4 @@
-"""Reads a network that computes in float16, bfloat16 or float64 as float32.
+"""Converts a network from float16, bfloat16 or float64 to float32.
 
 Every float16 and bfloat16 number is a float32 number, so such weights keep their values. The
 outputs differ from those of the file by the rounding of the narrower type.
