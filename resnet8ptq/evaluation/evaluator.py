@@ -98,8 +98,8 @@ class Quantized:
 class Baseline:
     """The FP32 network in one framework, run over some samples.
 
-    The cache keeps outputs instead of scores, so that another task with the same reduction, or
-    without one, needs no new run.
+    The cache keeps outputs instead of scores, so that another task needs no new run if it has the
+    same reduction.
 
     Attributes:
         outputs: the outputs for the samples.

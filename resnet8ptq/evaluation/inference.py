@@ -51,8 +51,7 @@ def infer(
     """Run copies of a loaded artifact, one for each parallel batch, on all samples of `split`.
 
     Raises:
-        ModelError: the shapes of the outputs, reduced if there is a `reduction`, differ between
-            samples, or an output that is not reduced lacks a row for each sample.
+        ModelError: the shapes of the kept outputs differ between batches, or `_run` raises it.
     """
     # Keep the reduced outputs of all batches, and the raw ones of the first
     start = time.perf_counter()
@@ -80,7 +79,11 @@ def infer(
 def _run(
     copy: Predictor, reduction: Reduction | None, batch: NDArray[np.float32]
 ) -> tuple[Sequence[Array], Sequence[Array]]:
-    """Return the reduced outputs of a batch, and those of the network."""
+    """Return the reduced outputs of a batch, and those of the network.
+
+    Raises:
+        ModelError: there is no reduction, and an output lacks a row for each sample.
+    """
     outputs = copy.predict(batch)
     if reduction is None:
         if any(values.shape[:1] != (len(batch),) for values in outputs):

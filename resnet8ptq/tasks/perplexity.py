@@ -65,7 +65,11 @@ class NextToken:
         return np.where(counted, surprise, 0), numbers.astype(np.int32)
 
     def _read(self, inputs: Array) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        """Return the tokens of the inputs, and a mask that is False at padding [n, tokens]."""
+        """Return the tokens of the inputs, and a mask that is False at padding [n, tokens].
+
+        Raises:
+            DataError: the inputs are not tokens of the vocabulary.
+        """
         tokens = inputs
         names = names_of(inputs.dtype)
         if names:

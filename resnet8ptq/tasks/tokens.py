@@ -430,7 +430,11 @@ def _make(config: TokensConfig, context: TaskContext) -> Task:
 
 
 def _find_output(context: TaskContext, tags: Tags) -> int:
-    """Return the index of the first output with a value of each tag for each token."""
+    """Return the index of the first output with a value of each tag for each token.
+
+    Raises:
+        ModelError: there is no such output.
+    """
     for number, shape in enumerate(context.outputs.values()):
         if len(shape) == 2 and shape[1] == len(tags):
             return number

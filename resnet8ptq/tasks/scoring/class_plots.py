@@ -55,7 +55,7 @@ def classes(model: Hits, baseline: Hits, class_names: Sequence[str], title: str)
 
 
 def confusion(model: Hits, baseline: Hits, class_names: Sequence[str], title: str) -> Figure:
-    """Draw the counts of samples by true and predicted class, and the change from FP32."""
+    """Draw the confusion matrix of the shown classes, and its change from FP32."""
     figure = Figure(figsize=(14.5, 7.2), layout="constrained")
     left, right = figure.subplots(1, 2)
 
