@@ -1,1 +1,1 @@
-"""Corrections of the FP32 network that reduce the quantization loss, for every backend."""
+"""Corrections of the FP32 network that reduce the quantization loss, before a backend takes it."""

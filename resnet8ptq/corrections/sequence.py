@@ -1,4 +1,4 @@
-"""Applies the corrections of the FP32 network in order, the same for every backend.
+"""Applies the corrections of the FP32 network in order, the same for all backends that take them.
 
 Each correction returns a corrected ONNX graph.
 

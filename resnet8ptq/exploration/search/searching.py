@@ -20,7 +20,7 @@ from resnet8ptq.exploration.search import step_table
 from resnet8ptq.exploration.search.changes import Change, change
 from resnet8ptq.exploration.search.step_table import ANSWERS, FALLBACKS, START, Proposal, Seen
 
-SKIPPED = "skipped"  # the status of a step that did not fit into the time
+SKIPPED = "skipped"  # the status of a step without time, or with settings in conflict
 # The kinds of steps that are not in `step_table`
 DIAGNOSIS = "diagnosis"
 FEWER_BITS = "fewer bits"

@@ -1,6 +1,6 @@
 """Matches the tensors of two files of one network: by name, by values, and by position.
 
-Files of different formats share neither names nor layouts, and order parallel branches differently.
+Files of different formats may differ in names, in layouts, and in the order of parallel branches.
 The values of a broken file are wrong after its fault. Tensors are therefore matched in three steps:
 
 1. by equal names and sizes; steps 2 and 3 follow only if less than half of the file's tensors

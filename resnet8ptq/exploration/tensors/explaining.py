@@ -16,7 +16,7 @@ from resnet8ptq.exploration.tensors.spread import Levels, power, to_db
 Array = NDArray[np.float32]
 Matrix = NDArray[np.float64]  # [channels, rest]
 
-LEFT = 0.1  # largest share of the noise that an explanation may leave
+LEFT = 0.1  # share of the noise, or of a largest difference, that does not count
 WEIGHTS_DB = 15.0  # weights of 8 bits have 30 dB or more
 NARROW_DB = 1.0  # weights of 4 bits have 10 to 20 dB, those of 2 bits about 3, other ones below 0
 NEAR_DB = 3.0
