@@ -128,7 +128,7 @@ def mse(stats: TensorStats, config: CalibConfig) -> Range:
     end, then refines three times around the best; ties go to the whole range. Source: M. Nagel et
     al., "A White Paper on Neural Network Quantization", 2021, section 3.1.
     """
-    # Use only the bins that are not empty
+    # Leave out the empty bins at both ends
     edges = stats.edges
     counts = stats.counts.astype(np.float64)
     counts[len(counts) // 2] -= stats.zeros  # zero is quantized without error in any range

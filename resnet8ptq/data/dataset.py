@@ -194,7 +194,7 @@ class Split:
         else:
             taken = LazySamples(samples, np.arange(len(samples))[indices])
 
-        # The other arrays, which are in memory, are indexed at once
+        # Only the samples are read on access
         def pick(array: NDArray[Any] | None) -> NDArray[Any] | None:
             return None if array is None else array[indices]
 

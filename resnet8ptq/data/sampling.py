@@ -113,7 +113,7 @@ def _check_wanted(wanted: int, counts: Sequence[int], data: Dataset, held_out: b
         return
     left = " that are not held out" if held_out else ""
 
-    # If every class has too few, no class has the size that was asked for
+    # The setting is wrong if no class has enough samples
     if fewer == len(counts):
         largest = int(np.argmax(counts))
         which = f"of class {data.class_names[largest]!r} " if len(counts) > 1 else ""

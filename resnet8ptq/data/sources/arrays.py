@@ -225,7 +225,7 @@ def name_inputs(data: DataConfig, find_takes: Callable[[], Sequence[str]]) -> Da
     if data.name != "arrays" or not isinstance(data, ArraysConfig) or data.inputs is not None:
         return data
 
-    # Find the names, if that is possible
+    # After an error, the settings stay as they are
     inputs = None
     with suppress(PtqError, OSError):
         inputs = _match_names(Path(str(data.root)), find_takes)
