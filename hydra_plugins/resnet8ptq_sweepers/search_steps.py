@@ -30,7 +30,7 @@ class SearchSweeper(Sweeper):
     def setup(
         self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig
     ) -> None:
-        """Store the arguments of Hydra, and make the launcher."""
+        """Store Hydra's context and config, and make the launcher."""
         self.hydra_context = hydra_context
         self.config = config
         self.launcher = Plugins.instance().instantiate_launcher(

@@ -456,8 +456,8 @@ class TfliteQuantizer(Quantizer):
 def _activation_ranges(model: Any) -> dict[str, Range]:
     """Return the range that each integer activation can hold, by a name of its tensor.
 
-    The name of a fused tensor lists its parts. Its first part, the Keras name, is the key, unless
-    an earlier tensor has that key.
+    The name of a fused tensor lists its parts. The key is the first part, the Keras name, unless an
+    earlier tensor has that key; then it is the whole name.
     """
     ranges: dict[str, Range] = {}
     for tensor in model.subgraphs[0].tensors:

@@ -31,7 +31,7 @@ ROUNDED = (
 
 
 def export(module: Any, example: Example, most: int | None = None) -> ExportedProgram:
-    """Export a network for any batch size, and for any length if `example` has free lengths.
+    """Export a network for any batch size up to `most`, and for the free lengths of `example`.
 
     Args:
         most: the largest batch size, with which the network is traced, because a program may refuse
