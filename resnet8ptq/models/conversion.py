@@ -91,7 +91,8 @@ class Conversion:
         preprocessing: the effect of folding, or the reason for its failure.
         without_torch: the reason why torch cannot run a file, by its name; empty before
             `check_torch`.
-        why_fixed: the reason why the batch size stays fixed; None if it is free.
+        why_fixed: the reason why the batch size stays fixed; None if it or the length of texts is
+            free.
         moved, original_dtype, emptied: see `Network`.
     """
 

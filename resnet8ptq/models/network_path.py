@@ -69,6 +69,9 @@ def hash_network(config: ModelConfig, source: Path) -> str:
 
     Args:
         source: the result of `locate`.
+
+    Raises:
+        ModelError: the code of a module is not found.
     """
     more: list[Any] = []
     if config.inputs or config.outputs:

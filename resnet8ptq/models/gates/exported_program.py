@@ -76,7 +76,7 @@ def read_records(path: Path) -> dict[str, bytes]:
     """Return the records of a program that was saved here.
 
     Raises:
-        QuantizationError: the file holds anything else.
+        QuantizationError: the file is damaged, or holds more than such a program.
     """
     return _checked(torch_archive.read_archive(path, _RECORDS), path)
 
@@ -89,8 +89,8 @@ def read_network(path: Path) -> dict[str, bytes]:
     hold earlier values of the process.
 
     Raises:
-        ModelError: the file holds more than `torch.export.save` writes for a network; the message
-            names the excess.
+        ModelError: the file is damaged, or holds more than `torch.export.save` writes for a network
+            of operators of inference; the message names the excess.
     """
     try:
         content = torch_archive.read_archive(path, _OWN_RECORDS)

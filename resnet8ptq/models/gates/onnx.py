@@ -75,8 +75,8 @@ def read_onnx(path: Path) -> onnx.ModelProto:
 
     Raises:
         ModelError: the file is too large, damaged, already quantized or optimized too far, or it
-            has data outside of its folder, operators of other domains, sparse tensors, or inputs
-            that are no tensors.
+            has data outside of its folder, operators of other domains, functions that cannot be
+            inlined, sparse tensors, or inputs that are no tensors.
     """
     if path.stat().st_size > MAX_BYTES:
         raise ModelError(f"{path}: larger than 2 GiB; expected a file within protobuf's limit")
