@@ -158,7 +158,7 @@ def read_quantized(path: Path) -> bytes:
 
 
 def _is_external(tensor: TensorProto) -> bool:
-    """Return whether a tensor's data are in another file, or the tensor names one."""
+    """Return whether a tensor's data are in another file, or the tensor names another file."""
     return bool(tensor.external_data) or tensor.data_location == TensorProto.EXTERNAL
 
 
