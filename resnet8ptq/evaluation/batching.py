@@ -192,7 +192,7 @@ def measure_pace(load: Load, split: Split, batching: Batching) -> float:
     first = split.take(np.arange(min(most, len(split))))
     batches = first.batches(batching.batch_size)
 
-    # Warm each copy up, unless it is slow
+    # Warm each copy up; for a slow one, a batch is enough
     for copy in copies:
         begin = time.perf_counter()
         for batch in islice(batches, WARM_UP):
