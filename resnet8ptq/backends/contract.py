@@ -462,7 +462,7 @@ def options_of(config: QuantizationConfig, kind: type[Options]) -> Options:
 
 
 def refuse_others(config: QuantizationConfig, takes: Takes) -> None:
-    """Raise `UnsupportedError`, with the reason, for the first setting with another value."""
+    """Raise `UnsupportedError`, with the reason, for the first setting whose value is not taken."""
     for key, (values, reason) in takes.items():
         value = attrgetter(key)(config)
         if value not in values:

@@ -137,7 +137,8 @@ def _read(key: str, name: str, value: Any) -> dict[str, Any]:
     """Return a setting's value as a dict: a name is short for `{name: ...}`.
 
     Raises:
-        ConfigError: the value is no dict, or has other keys or values than the setting takes.
+        ConfigError: the value is neither a name nor a dict, or has a key or a value that the
+            setting does not take.
     """
     if isinstance(value, str):
         return {"name": value}
