@@ -54,6 +54,8 @@ class WeightScheme:
                 "symmetric.weights=false with per_channel=true: integer convolutions take one "
                 "zero point for all channels"
             )
+
+        # Unsigned weights need a zero point to use all their levels
         dtype = DTYPES[config.dtype.name][1]
         symmetric = config.symmetric.weights
         if symmetric is None:

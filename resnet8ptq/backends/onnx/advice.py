@@ -40,12 +40,15 @@ def advise(flags: Collection[str], network: Summary | None) -> Iterator[Advice]:
 
 
 def _static(flags: Collection[str], network: Summary | None) -> Iterator[Advice]:
+    """Yield advice on the dtypes of static quantization."""
     rest = in_float("onnx", network)
     best = "backend=onnx per_channel=true"
     if not is_x86(flags):
         for dtype in ("int8", "u8s8"):
             yield Advice(f"{best} dtype={dtype}", TRY, f"{beyond_x86(flags)}{rest}", DOCS)
         return
+
+    # x86: only VNNI sums u8s8 exactly
     if may_saturate("u8s8", flags):
         narrow = "weights of 7 bits keep the 16-bit sums of vpmaddubsw exact: the fast kernels"
         yield Advice(f"{best} dtype=u8s8 reduce_range=true", TRY, f"{narrow}{rest}", TRIED)
@@ -65,6 +68,7 @@ def _static(flags: Collection[str], network: Summary | None) -> Iterator[Advice]
 
 
 def _dynamic(flags: Collection[str], network: Summary | None) -> Iterator[Advice]:
+    """Yield advice on dynamic quantization; an unknown network may have any layer."""
     operators = network.operators if network else {"Conv": 1, "Gemm": 1}
     settings = "backend=onnx method=dynamic"
     dynamic = Resolved(

@@ -86,6 +86,8 @@ def compare_kernels(
     samples = kernel_noise.draw_batch(calibration)
     if samples is None:
         return {}
+
+    # Node by node, then with the kernels that run in use
     defined = open_file(optimized=False)(samples)
     computed = open_file()(samples)
     noise = KernelNoise.of(

@@ -387,6 +387,8 @@ class OnnxQuantizer(Quantizer):
         params = run_once(self, artifact, calibration, read=predictor.check_file)
         if self.config.dtype.is_float:
             return params
+
+        # Compare the kernels with the definition and FP32
         path = artifact.path
         threads = self.runtime.threads
         open_fp32 = partial(open_runner, str(model.onnx_path), threads)

@@ -101,6 +101,7 @@ def _drop_defaults(node: onnx.NodeProto, version: int) -> None:
     for attribute in [*node.attribute]:
         schema = schemas[attribute.name]
         value = helper.get_attribute_value(attribute)
+        # The schema lacks the defaults of windows
         if attribute.name in _WINDOW_DEFAULTS:
             implied = set(value) <= {_WINDOW_DEFAULTS[attribute.name]}
         elif attribute.name == "kernel_shape":  # the shape of the weights implies it

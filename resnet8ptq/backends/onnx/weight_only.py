@@ -153,6 +153,8 @@ def check_layers(
     """
     if by_channel(config):
         return weight_storage.check_storable(graph, skipped)
+
+    # Blocks suit matrix products only
     left = count_left(graph, skipped)
     if not find_layers(graph, skipped):
         listed = ""

@@ -59,6 +59,7 @@ def find_weights(
     for node in graph.node:
         if node.op_type not in operators or node.name in skipped:
             continue
+        # LSTMs have weights at the inputs 1 and 2, and a MatMul may have them on either side
         for index, name in enumerate(node.input[:3]):
             tensor = constants.get(name)
             if tensor is None or tensor.data_type != TensorProto.FLOAT:
