@@ -34,7 +34,7 @@ class Limit:
         require(key, got, False, self._expect(key, str(got)))
 
     def _expect(self, key: str, got: str) -> str:
-        """Return the accepted values for a message, with the word that other tools call `got`."""
+        """Return the accepted values as text, with this package's word for another tool's `got`."""
         if not self.choices:
             return self.takes
         meant = other_names.OPTIONS.get(key, {}).get(got.casefold())

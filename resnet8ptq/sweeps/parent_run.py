@@ -21,7 +21,10 @@ log = logging.getLogger(__name__)
 
 
 def begin(tracking: TrackingConfig, folder: Path, tags: Mapping[str, str]) -> "tuple[Store, str]":
-    """Open the store and create the sweep's run; return the store and the run's id."""
+    """Open the store and create the sweep's run; return the store and the run's id.
+
+    The function warns if the last sweep with these settings was killed.
+    """
     from resnet8ptq.sweeps import resume
     from resnet8ptq.tracking.mlflow_store.store import in_one_line, open_store
     from resnet8ptq.tracking.run import start_parent
