@@ -214,7 +214,7 @@ NO_SETTINGS = {  # functions' parameters; what is refused; words in the place of
     *("key=value", "experiment=NAME", "data=pets"),
     # named for the messages that they get
     *("data.classes=cat,dog", "backend=null", "dtype=8", "evaluate=test"),
-    *("latency=false", "symmetric=true"),
+    *("latency=false", "symmetric=true", "device=gpu"),
 }
 
 
