@@ -46,8 +46,8 @@ class Explanation:
         facts: the metric with its 95% interval, size and latency, as far as known; for FP32, the
             latencies.
         command: the deploy command; empty without one, as for FP32.
-        note: for the best model, that another one looks better by chance, and that a smaller one is
-            as good, if so; empty otherwise.
+        note: for the best model, sentences on a model that looks better by chance, and on a smaller
+            one that is as good; empty without such models.
         hint: for the model of the headline, a sentence if none is shown to be faster than FP32;
             empty otherwise.
         untried: the command of a setting that should be faster; empty without a hint or a setting.
@@ -204,9 +204,9 @@ def say_verdict(record: RunRecord) -> str:
 
 
 def say_chance(selected: ModelSelection, best: Cell) -> str:
-    """Return two sentences if a model looks better than the best on the reported samples.
+    """Return two sentences if a model looks better on the reported samples than the best one.
 
-    Empty otherwise, and if the reported samples chose the best model.
+    The text is empty otherwise, and if the reported samples chose the best one.
     """
     metric = selected.family.metric
     costs = [metric.cost(cell.metric(metric.name)) for cell in selected.candidates]

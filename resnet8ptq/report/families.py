@@ -297,7 +297,7 @@ def _asked(record: RunRecord) -> tuple[str | None, ...]:
 def task_of(records: Sequence[RunRecord]) -> Task:
     """Return the task of a family: that of a measured run, else of any run that logged its task.
 
-    Classification if no run has logged one.
+    If no run has logged one, the task is classification.
     """
     for record in records:
         if record.samples is not None:

@@ -46,8 +46,8 @@ _NAMED = ("backend.flow", "backend.path")
 def varied(records: Sequence[RunRecord]) -> list[str]:
     """Return the keys of the settings that differ between runs, sorted.
 
-    `label` names the runs by these settings. The four columns of every table are not among them.
-    Nor are settings that differ only between backends, because they count as defaults.
+    `label` names the runs by these settings. The four columns of every table are left out.
+    Settings that differ only between backends count as defaults, and are left out too.
     """
     by_backend: dict[str, list[RunRecord]] = {}
     for record in records:

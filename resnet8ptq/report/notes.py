@@ -197,7 +197,8 @@ def _on_passed_over(named: Sequence[tuple[RunRecord, str]]) -> list[str]:
 def say_machine(metric: Metric, record: RunRecord) -> str:
     """Return the target machine that ran a file, and how far its outputs differ, if known.
 
-    The outputs are compared with those on the machine of the run. Empty without a target machine.
+    The outputs are compared with those on the machine of the run. The text is empty without a
+    target machine.
     """
     here = record.metrics.get(f"target/here_{metric.name}")
     if not record.measured_on or here is None:

@@ -121,8 +121,8 @@ class ModelSelection:
     def _ran(self) -> list[Cell]:
         """The models that ran as they are deployed; if there are none, files for NPUs.
 
-        Left out are models whose FP32 is in doubt, and models with an output that no longer depends
-        on the sample. The steps of a search are left out if the family has its confirmed model.
+        The list has no model whose FP32 is in doubt, or whose output no longer depends on the
+        sample. It has no steps of a search if the family has other measured runs.
         """
         ran = []
         for_npus = []
@@ -158,9 +158,9 @@ class ModelSelection:
     def shown(self) -> list[Cell]:
         """The candidates that are shown to keep the limit, on either set of samples.
 
-        These are the `passing` ones. Those `measured_within` that pass on the reported samples,
-        corrected for all models, count too: they prove the limit, even if the fewer selection
-        samples do not decide.
+        The `passing` models are shown to keep it. Models `measured_within` that pass on the
+        reported samples, corrected for all models, are shown to keep it too, even if the fewer
+        selection samples do not decide.
         """
         shown = by_run_id(self.passing)
         shown.update(by_run_id(with_verdict(self.measured_within, PASS)))
@@ -175,7 +175,8 @@ class ModelSelection:
     def others(self) -> list[Cell]:
         """Further undecided models that save bytes and are `measured_within`.
 
-        Empty if an undecided model of `within` saves bytes, because then these are not needed.
+        The list is empty if an undecided model of `within` saves bytes, because then the headline
+        does not need them.
         """
         if any(map(_saves_bytes, with_verdict(self.within, UNDECIDED))):
             return []

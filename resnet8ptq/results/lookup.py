@@ -165,8 +165,9 @@ def find_newest(tracking: TrackingConfig) -> Runs:
 def _read_newest(newest: NewestRun, tracking: TrackingConfig) -> Runs | None:
     """Return the runs of the newest run's folder; None if the store must be read.
 
-    That is so if the folder was not made here, or has other runs than the store. It is also so if
-    the run is an analysis or still running, or if the sweep may share runs with another folder.
+    The store must be read if the folder was not made here, or has other runs than the store. The
+    same holds if the run is an analysis or still running, or if the sweep may share runs with
+    another folder.
 
     Raises:
         ConfigError: the folder lacks a file, or all runs of the sweep are analyses.
@@ -410,7 +411,7 @@ def _find_artifact(store: Store, record: RunRecord) -> str | None:
 def _find_file(store: Store, record: RunRecord, possible: Set[str]) -> str | None:
     """Return the path of a run's file in its folder, or else its path or address in the store.
 
-    None if neither has a file with one of the `possible` names.
+    Returns None if neither has a file with one of the `possible` names.
     """
     # The folder of a run made here saves a request to the store
     own = origin.own_folder(record)

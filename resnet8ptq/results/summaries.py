@@ -177,7 +177,7 @@ def _complete(selected: ModelSelection, artifacts: Mapping[str, str | None]) -> 
 def _reproduce(record: RunRecord) -> str | None:
     """Return the command that repeats one job of a sweep as a single run.
 
-    None for a single run, and if a setting is damaged or not safe to repeat.
+    Returns None for a single run, and if a setting is damaged or not safe to repeat.
     """
     if not record.job_overrides:  # a single run has none
         return None

@@ -189,7 +189,7 @@ def show_latencies(values: Mapping[str, float], group: str = "") -> dict[str, fl
 def read_latencies(shown: Mapping[str, float]) -> dict[str, float]:
     """Return latencies and speedups of MLflow's metrics by their names in a record.
 
-    Those in the group `ALONE` are left out.
+    Metrics in the group `ALONE` are left out.
     """
     return {one.key: shown[one.name] for one in LATENCIES if one.name in shown}
 

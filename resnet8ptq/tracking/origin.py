@@ -40,9 +40,9 @@ def find_overrides(record: RunRecord, root: Path = RUNS) -> list[str] | None:
     Settings of Hydra and of the sweep, such as `sweep.resume`, are left out.
 
     Returns:
-        None if the logged text cannot be split into settings. For a run that was not made here, the
-        text comes from the untrusted store. Then also None if a setting is not safe to repeat, see
-        `words.is_plain`.
+        The settings; None if the logged text cannot be split into settings. For a run that was not
+        made here, the text comes from the untrusted store. The result is then also None if a
+        setting is not safe to repeat, see `words.is_plain`.
     """
     own = own_folder(record, root)
     text = record.job_overrides

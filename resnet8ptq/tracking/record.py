@@ -357,7 +357,7 @@ class RunRecord(BaseModel):
     def calibration(self) -> str:
         """The calibration method, or a `method` other than static; both for mixed and qat.
 
-        Empty for floats and for files of other programs.
+        Floats and files of other programs have none.
         """
         return printable(self.combination.cells[2])
 
@@ -365,7 +365,7 @@ class RunRecord(BaseModel):
     def weights(self) -> str:
         """The granularity of the weights: per tensor, per channel or in blocks.
 
-        Empty for floats and for files of other programs.
+        Floats and files of other programs have none.
         """
         return printable(self.combination.cells[3])
 
@@ -527,8 +527,8 @@ class RunRecord(BaseModel):
     def deploy_command(self) -> str | None:
         """The command that exports the file with a model card; None without a file of this tool.
 
-        Also None if the verdict is void, because `deploy` refuses it, or if the command is not
-        printable.
+        It is also None if the verdict is void, because `deploy` refuses it, or if the command is
+        not printable.
         """
         if self.status != "ok" or self.doubt or not self.deploy_words:
             return None

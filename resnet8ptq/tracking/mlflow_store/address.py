@@ -90,8 +90,8 @@ def check(uri: str, written: bool) -> None:
 
     Raises:
         ConfigError: a setting holds a password, the environment holds one that an error could
-            print, or a parameter may hold a secret. Also if the address cannot be parsed, or MLflow
-            has no such kind of store. The message quotes at most the scheme of the address.
+            print, a parameter may hold a secret, or the address is malformed or of an unknown kind.
+            The message quotes at most the scheme of the address.
     """
     if not uri:  # the address is not set
         return

@@ -67,7 +67,7 @@ class Store:
 
     Attributes:
         root: the folder that may hold the artifacts of a database whose address the user has named;
-            empty for a local store. See `artifacts`.
+            empty for a local store; see `artifacts`.
     """
 
     uri: str
@@ -184,9 +184,9 @@ class StoreArguments:
 def find_store(config: TrackingConfig) -> Store | None:
     """Return the local store without MLflow, if its database has the experiment; else None.
 
-    None also if the user has named another address, or the folder is not writable. This takes
-    milliseconds, so a run can begin while `open_store`, which takes seconds, imports MLflow and
-    checks the store.
+    Returns None also if the user has named another address, or the folder is not writable. This
+    takes milliseconds, so a run can begin while `open_store`, which takes seconds, imports MLflow
+    and checks the store.
     """
     path = Path(config.root).absolute() / DATABASE
     if config.uri or os.environ.get(address.VARIABLE) or _is_misread(path):

@@ -4,8 +4,9 @@
     resnet8ptq sync folder=PATH       every run below that folder
 
 An ended run that is missing or open in the store is logged from its folder. A killed run is closed
-as killed. A running run is skipped. A second call changes nothing. An empty store gets all runs
-with their sweeps. `uri=`, `root=` and `experiment=` name the store, as for `resnet8ptq report`.
+as killed. A running run is skipped, and so are runs of other experiments. A second call changes
+nothing. An empty store gets all runs with their sweeps. `uri=`, `root=` and `experiment=` name the
+store, as for `resnet8ptq report`.
 """
 
 import logging
