@@ -150,6 +150,8 @@ def rounded_activations(
             layer_name = layer.name
             around = [producers[name], layer, *around]
         neighbours = dict.fromkeys(neighbour.name for neighbour in around)
+
+        # The levels are read by DequantizeLinear
         dequantizes = quantized_links.readers(node.output[0])
         if not dequantizes:
             continue

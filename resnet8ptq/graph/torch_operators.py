@@ -114,6 +114,8 @@ def find_modules(proto: onnx.ModelProto) -> dict[str, torch.nn.Module]:
                 computed.add(index)
         if computed != {0} and node.op_type not in _OF_SEVERAL:
             continue
+
+        # A converter returns None for a variant that it leaves to onnx2torch
         known = Node(
             node,
             sizes=sizes.get(node.input[0], []),

@@ -133,6 +133,8 @@ def fix_sizes(
         _free_reshapes(graph, read_contract(graph).batch, static)
     sizes: Sequence[int] = SIZES if batch is None else (batch,)
     inputs = [feed(zeros(sample, size), input_names(graph)) for size in sizes]
+
+    # Declare the shapes of the inputs
     rows = _name_batch(batch)
     for value in graph.input:
         shape: list[int | str] = [rows, *inputs[0][value.name].shape[1:]]
@@ -221,6 +223,8 @@ def _shape_outputs(
                 f"output {value.name!r} is an input, unchanged; expected outputs that the network "
                 f"computes{_suggest_outputs(others)}"
             )
+
+        # Declare what the first run returned, with free sizes where data decide
         example = tensors[0][value.name]
         shape = data_sized.get(value.name, example.shape)
         value.type.tensor_type.elem_type = helper.np_dtype_to_tensor_dtype(example.dtype)

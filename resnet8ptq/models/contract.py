@@ -188,6 +188,8 @@ def _fill(tensor: Tensor, stored: np.dtype[Any], steps: Preprocessing, length: i
     kind = stored[tensor.name]
     taken = steps_of(kind, steps)
     shape = kind.shape
+
+    # Compare the length of the samples with that of the network
     excess = 0  # tokens beyond the length that the network takes
     if length and _is_text(tensor.name, stored):
         excess = shape[0] - length

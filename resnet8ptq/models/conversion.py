@@ -227,6 +227,8 @@ def _write_files(
             without_batch.append(outputs.index(node.output[0]))
     if without_batch:
         network = replace(network, predict=batch_axis.one_by_one(network.predict, without_batch))
+
+    # Write both graphs in the form that quantizers need
     normalization.copy_shared_weights(proto.graph)
     proto = rewrite(proto, [normalization.avoid_quantizer_names])
     onnx.save(proto, folder / UNFOLDED)
@@ -243,6 +245,7 @@ def _write_files(
         path = folder / name
         label = f"onnx, {path.stem}"
         parity[label] = compare_outputs(run(open_runner(str(path))), expected, final, label)
+
     record = Conversion(
         parity=parity,
         source_opset=network.source_opset,

@@ -63,6 +63,8 @@ def raise_opset(proto: onnx.ModelProto, path: Path) -> onnx.ModelProto:
     raised = copy.deepcopy(proto)
     version = opset(proto)
     target = OPSET if version < MIN_OPSET else version
+
+    # Raise by one opset at a time, so that an error names the step
     while version < target:
         try:
             converted = version_converter.convert_version(raised, version + 1)
@@ -416,6 +418,8 @@ def copy_shared_weights(graph: onnx.GraphProto) -> None:
     for node in graph.node:
         for name in constants.keys() & {*inputs_of(node)}.difference(node.input):
             roles[name] = {(): name}  # an inner graph reads the constant
+
+    # Give each further role of a constant its own copy
     for node in graph.node:
         if node.op_type == "Gather":  # embedding tables are not copied, because they are large
             continue

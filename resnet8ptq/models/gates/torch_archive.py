@@ -165,6 +165,8 @@ def _strange(archive: zipfile.ZipFile, records: re.Pattern[str], file_bytes: int
             unpacked_bytes += info.file_size
         elif info.file_size != info.compress_size:
             two_lengths = True
+
+    # torch and Python may read such archives differently
     if len(names) < len(archive.infolist()):
         yield "two records with the same name"
     if two_lengths:
