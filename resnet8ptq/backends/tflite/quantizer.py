@@ -249,7 +249,7 @@ class TfliteQuantizer(Quantizer):
         return artifact
 
     def verify(self, artifact: Artifact, model: Fp32Model, calibration: Split) -> dict[str, str]:
-        """Run one sample; compare the kernels of an integer file with LiteRT's reference kernels.
+        """Run a sample; compare the kernels of an integer file with LiteRT's reference kernels.
 
         See `contract.Quantizer`.
         """

@@ -2,7 +2,7 @@
 
 FX graph mode runs on integer kernels, which take uint8 activations and int8 weights only; with
 other dtypes it silently quantizes nothing. PT2E simulates 8-bit dtypes in float. The modules of
-PT2E import torchao, which takes two seconds, so only the PT2E flow imports them.
+PT2E import torchao, which takes two seconds, so this module imports them only for PT2E.
 """
 
 from contextlib import AbstractContextManager
@@ -236,7 +236,7 @@ class TorchQuantizer(Quantizer):
         """The part that has 7 bits, `weights` or `activations`; None if both have 8.
 
         `backend.reduced` may name the part. With `auto`, it is the weights if they have a scale for
-        each channel, because they then lose less than activations. Without such scales, and with
+        each channel, because they then lose less than activations. Without such scales, or with
         method=dynamic, it is the activations.
         """
         config = self.config
