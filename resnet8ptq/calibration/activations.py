@@ -7,9 +7,11 @@ statistics of a tensor after a Reshape or Relu usually follow from those of its 
 """
 
 import json
+import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import chain, repeat
 from pathlib import Path
 
@@ -27,6 +29,7 @@ from resnet8ptq.calibration.methods import (
 from resnet8ptq.calibration.observer import TensorObserver
 from resnet8ptq.calibration.outliers import Outliers, find_outliers
 from resnet8ptq.calibration.statistics import Range, TensorStats
+from resnet8ptq.calibration.tails import TailObserver
 from resnet8ptq.config.schema import CalibConfig
 from resnet8ptq.core import cache, files, memory
 from resnet8ptq.core.errors import QuantizationError
@@ -51,8 +54,11 @@ from resnet8ptq.graph.session import (
     open_runner,
 )
 
-Stats = dict[str, TensorStats]
+log = logging.getLogger(__name__)
 
+Kind = tuple[str, cache.Key]  # a kind of statistics in the cache, and their settings
+
+_TAILS = "activation_tails"
 _STATISTICS = "statistics.npz"
 _OUTLIERS = "outliers.json"
 _LOWEST = np.finfo(np.float32).min
@@ -169,8 +175,8 @@ class Activations:
 
         The list is empty if the cache has no statistics yet.
         """
-        kind, key = self._kind
-        folder = cache.find(self.runtime.cache_root, kind, self._key(key))
+        found = [cache.find(self.runtime.cache_root, k, self._key(key)) for k, key in self._kinds()]
+        folder = next(filter(None, found), None)
         if folder is None:
             return []
         outliers = []
@@ -180,48 +186,59 @@ class Activations:
         return outliers
 
     def _load_ranges(self) -> dict[str, Range]:
-        calib = self.calib
-
         def make(folder: Path) -> None:
-            ranges = {}
-            for name, stat in self._load_statistics().items():
-                ranges[name] = (stat.low, stat.high)
-                if stat.is_finite:
-                    ranges[name] = find_range(stat, calib)
+            ranges = None
+            for kind in self._kinds():
+                ranges = self._choose_ranges(kind)
+                if ranges is not None:
+                    break
+                log.info("calib.name=%s: a second pass counts all values", self.calib.name)
             (folder / "ranges.json").write_text(json.dumps(ranges))
 
-        method = json.dumps(describe_method(calib), sort_keys=True)
+        method = json.dumps(describe_method(self.calib), sort_keys=True)
         folder = self._entry("activation_ranges", {"method": method}, make)
         for outlier in self.outliers():
-            outlier.warn(self.calibration, calib)
+            outlier.warn(self.calibration, self.calib)
         ranges = json.loads((folder / "ranges.json").read_text())
         return {name: (low, high) for name, (low, high) in ranges.items()}
 
-    def _load_statistics(self) -> Stats:
-        """Return the statistics of every float tensor, from the cache if possible."""
-        kind, key = self._kind
-        folder = self._entry(kind, key, self._write_statistics)
-        stats = {}
-        with np.load(folder / _STATISTICS) as kept:
-            tensors = zip(
-                kept["names"], kept["batches"], kept["counts"], kept["zeros"], strict=True
-            )
-        for name, batches, counts, zeros in tensors:
-            stat = TensorStats.of_batches(batches)
-            stat.counts = counts
-            stat.zeros = int(zeros)
-            stats[str(name)] = stat
-        return stats
+    def _choose_ranges(self, kind: Kind) -> dict[str, Range] | None:
+        """Return the range of every float tensor; None if these statistics leave one open."""
+        name, key = kind
+        folder = self._entry(name, key, partial(self._write_statistics, kind=name))
+        with np.load(folder / _STATISTICS) as file:
+            kept = dict(file)
+        ranges = {}
+        for row, tensor in enumerate(kept["names"]):
+            stat = TensorStats.of_batches(kept["batches"][row])
+            ranges[str(tensor)] = (stat.low, stat.high)
+            if not stat.is_finite:
+                continue
+            stat.zeros = int(kept["zeros"][row])
+            chosen = set()
+            for counts in kept["counts"][row]:
+                chosen.add(find_range(replace(stat, counts=counts), self.calib))
+            if len(chosen) > 1:
+                return None
+            ranges[str(tensor)] = chosen.pop()
+        return ranges
 
-    @property
-    def _kind(self) -> tuple[str, cache.Key]:
-        """The kind of the statistics in the cache, and the settings that they depend on."""
-        if find_method(self.calib.name).histogram:
-            return "activation_histograms", {"num_bins": self.calib.num_bins}
-        # moving_average needs the range of each batch
-        return "activation_batches", {"batch_size": self.calib.batch_size}
+    def _kinds(self) -> list[Kind]:
+        """Return the kinds of statistics in the cache that may give the ranges, in order.
 
-    def _write_statistics(self, folder: Path) -> None:
+        The last one gives every range.
+        """
+        method = find_method(self.calib.name)
+        if not method.histogram:  # moving_average needs the range of each batch
+            return [("activation_batches", {"batch_size": self.calib.batch_size})]
+        bins = {"num_bins": self.calib.num_bins}
+        whole: Kind = ("activation_histograms", bins)
+        is_there = cache.find(self.runtime.cache_root, whole[0], self._key(bins)) is not None
+        if is_there or not method.reads_tails(self.calib):
+            return [whole]
+        return [(_TAILS, bins), whole]
+
+    def _write_statistics(self, folder: Path, kind: str) -> None:
         """Run all samples, and write the statistics of every float tensor."""
         proto = onnx.load(self.onnx_path)
         num_bins = self.calib.num_bins
@@ -236,7 +253,10 @@ class Activations:
                 copies[name] = every[name]
             else:
                 originals.append(name)
-        observers = self._observe(proto, originals)
+        make: Callable[[], TensorObserver] = partial(make_observer, self.calib)
+        if kind == _TAILS:
+            make = partial(TailObserver, counting=True)
+        observers = self._observe(proto, originals, make)
 
         # A copy takes the counts of its source, unless clipping leaves too few fine bins
         coarse = []
@@ -245,10 +265,11 @@ class Activations:
             if observers[name].is_coarse(num_bins):
                 coarse.append(name)
         if coarse:
-            observers |= self._observe(proto, coarse)
+            observers |= self._observe(proto, coarse, make)
 
         # Write the statistics, and the samples that stand out
-        stats = [observers[name].stats(num_bins) for name in names]
+        bounds = [observers[name].bounds(num_bins) for name in names]
+        stats = [first for first, *_ in bounds]
         masked = stretched_by_masks(proto.graph)
         compared = {name: observers[name] for name in names if name not in masked}
         outliers = list(map(vars, self._compare_samples(compared)))
@@ -257,7 +278,7 @@ class Activations:
             folder / _STATISTICS,
             names=np.array(names),
             batches=np.array([stat.batches for stat in stats]),  # [T, batches, 2]
-            counts=np.array([stat.counts for stat in stats]),  # [T, bins]
+            counts=np.array([[stat.counts for stat in each] for each in bounds]),  # [T, B, bins]
             zeros=np.array([stat.zeros for stat in stats]),  # [T]
         )
 
@@ -278,10 +299,12 @@ class Activations:
                 named.update(outliers.samples)
                 yield outliers
 
-    def _observe(self, proto: onnx.ModelProto, names: Sequence[str]) -> dict[str, TensorObserver]:
-        """Run all samples, and observe the tensors `names`."""
+    def _observe(
+        self, proto: onnx.ModelProto, names: Sequence[str], make: Callable[[], TensorObserver]
+    ) -> dict[str, TensorObserver]:
+        """Run all samples, and observe the tensors `names`, each by an observer of its own."""
         # Group the tensors by memory, and find out which have a value for each sample
-        observers = {name: make_observer(self.calib) for name in names}
+        observers = {name: make() for name in names}
         inputs = [value.name for value in proto.graph.input if value.name in observers]
         computed = [name for name in names if name not in inputs]
         parts = group_by_memory(proto, computed)

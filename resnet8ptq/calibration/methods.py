@@ -14,6 +14,7 @@ from scipy.special import rel_entr
 
 from resnet8ptq.calibration.observer import TensorObserver
 from resnet8ptq.calibration.statistics import Range, TensorStats
+from resnet8ptq.calibration.tails import TAIL
 from resnet8ptq.config.schema import CalibConfig
 from resnet8ptq.core.console import track
 from resnet8ptq.core.errors import QuantizationError
@@ -51,11 +52,21 @@ def percentile(stats: TensorStats, config: CalibConfig) -> Range:
     Half of the rest is cut on each side, at edges of the histogram's bins.
     """
     cdf = np.cumsum(stats.counts / stats.counts.sum())
-    cut = (100.0 - config.percentile) / 200.0
+    cut = _cut_share(config)
     edges = stats.edges
     low = edges[int(np.searchsorted(cdf, cut))]
     high = edges[int(np.searchsorted(cdf, 1.0 - cut))]
     return _within(stats, low, high)
+
+
+def _cut_share(config: CalibConfig) -> float:
+    """Return the share of the values that percentile cuts on each side."""
+    return (100.0 - config.percentile) / 200.0
+
+
+def _ends_in_tails(config: CalibConfig) -> bool:
+    """Return whether the range of percentile usually ends in the tails that are counted."""
+    return _cut_share(config) <= TAIL / 2
 
 
 def entropy(stats: TensorStats, config: CalibConfig) -> Range:
@@ -187,18 +198,22 @@ class Method:
         choose: returns the range for a tensor's statistics; None if torch chooses the range.
         parameters: the keys of `calib` that the method reads.
         histogram: whether the method needs a histogram.
+        reads_tails: returns whether the bins near both ends of the histogram suffice.
     """
 
     choose: Callable[[TensorStats, CalibConfig], Range] | None
     parameters: tuple[str, ...] = ()
     histogram: bool = False
+    reads_tails: Callable[[CalibConfig], bool] = lambda config: False
 
 
 METHODS = {
     "minmax": Method(minmax),
     "moving_average": Method(moving_average, ("averaging_constant", "batch_size")),
     "entropy": Method(entropy, ("num_bins", "num_quantized_bins"), histogram=True),
-    "percentile": Method(percentile, ("percentile", "num_bins"), histogram=True),
+    "percentile": Method(
+        percentile, ("percentile", "num_bins"), histogram=True, reads_tails=_ends_in_tails
+    ),
     "mse": Method(mse, ("num_bins",), histogram=True),
     "histogram": Method(None, ("batch_size",)),  # torch's own observer
 }

@@ -9,6 +9,7 @@ the order of the samples, and memory stays constant.
 
 import math
 from dataclasses import dataclass, field, replace
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -79,7 +80,7 @@ class TensorObserver:
             high = float(np.maximum(high, last_high))
         self.batches.append((low, high))
 
-    def clipped(self, low: float, high: float) -> "TensorObserver":
+    def clipped(self, low: float, high: float) -> Self:
         """Return an observer of the same values, limited to [low, high]; the peaks stay unlimited.
 
         Without limits, or after a value that is not finite, the observer returns itself.
@@ -133,6 +134,10 @@ class TensorObserver:
             stats.counts = np.diff(cumulated)
             stats.zeros = int(self.counts[HALF])
         return stats
+
+    def bounds(self, num_bins: int) -> list[TensorStats]:
+        """Return the statistics that the true ones lie between; all values are counted here."""
+        return [self.stats(num_bins)]
 
     def _widen(self, magnitude: float) -> None:
         if not self.counts.size:

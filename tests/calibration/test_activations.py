@@ -1,6 +1,6 @@
 """One collection of statistics serves every method, dtype and framework, and nothing else."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,7 +9,7 @@ import onnx
 import pytest
 from onnx import numpy_helper, parser
 
-from resnet8ptq.calibration import activations
+from resnet8ptq.calibration import activations, tails
 from resnet8ptq.calibration.activations import Activations
 from resnet8ptq.calibration.methods import SHARED
 from resnet8ptq.calibration.observer import TensorObserver
@@ -36,10 +36,13 @@ def observed(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     observe = Activations._observe
 
     def spy(
-        self: Activations, proto: onnx.ModelProto, names: Sequence[str]
+        self: Activations,
+        proto: onnx.ModelProto,
+        names: Sequence[str],
+        make: Callable[[], TensorObserver],
     ) -> dict[str, TensorObserver]:
         passes.append(self.calib.name)
-        return observe(self, proto, names)
+        return observe(self, proto, names, make)
 
     monkeypatch.setattr(Activations, "_observe", spy)
     yield passes
@@ -109,7 +112,7 @@ def test_other_images_and_networks_are_observed_anew(
 def test_damaged_statistics_are_taken_again(shapes_model, split, observed, tmp_path):
     config = configure(tmp_path, "calib=percentile")
     before = find(shapes_model, split, config)
-    (entry,) = (path for path in (tmp_path / "activation_histograms").iterdir() if path.is_dir())
+    (entry,) = (path for path in (tmp_path / "activation_tails").iterdir() if path.is_dir())
     (statistics,) = entry.glob("*.npz")
     statistics.write_bytes(statistics.read_bytes()[:-20])
     observed.clear()
@@ -118,6 +121,23 @@ def test_damaged_statistics_are_taken_again(shapes_model, split, observed, tmp_p
     assert find(shapes_model, split, other) != before
     assert find(shapes_model, split, config) == before
     assert len(observed) == 1
+
+
+@pytest.mark.parametrize("louder, passes", [(1.0, 1), (100.0, 2)])
+def test_percentile_counts_all_values_where_the_tails_of_the_first_samples_leave_a_range_open(
+    shapes_model, split, observed, tmp_path, monkeypatch, louder, passes
+):
+    """The first samples are `louder` times as large, so that no other value reaches their tails."""
+    monkeypatch.setattr(tails, "_FIRST_VALUES", 1000)
+    values = split.inputs(slice(None)).copy()
+    values[:8] *= louder
+    samples = Split(values, None, "made up")
+    words = ["calib=percentile", "calib.percentile=99", "calib.batch_size=8"]
+    ranges = find(shapes_model, samples, configure(tmp_path / "tails", *words))
+    assert len(observed) == passes
+
+    monkeypatch.setattr(tails, "_FIRST_VALUES", 2**40)  # all values are counted
+    assert find(shapes_model, samples, configure(tmp_path / "all", *words)) == ranges
 
 
 @pytest.mark.parametrize("method", ["minmax", "percentile", "entropy"])
