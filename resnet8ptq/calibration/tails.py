@@ -1,10 +1,10 @@
 """Observes the values of a tensor near both ends of its range, which suffice for percentiles.
 
-A range by percentile ends in the tails. Most of the time of a histogram goes into the values between
-them. After the first samples, those values are only numbered, which halves the time of a
-calibration. Their true histogram lies between two extremes: all of them at the start of the middle,
-or all at its end. If both give the same range, so does the true histogram. Otherwise, the caller
-has to count all values (`calibration.observer`).
+A range by percentile ends in the tails, but a histogram spends most of its time on the values
+between them. After the first samples, those values are only numbered. Their true histogram lies
+between two extremes: all of them at the start of the middle, or all at its end. If both give the
+same range, so does the true histogram. Otherwise, the caller has to count all values
+(`calibration.observer`).
 """
 
 import math
