@@ -31,7 +31,8 @@ def complete(
 ) -> BackendConfig:
     """Return a backend's settings with the defaults that depend on the network.
 
-    The path is dropped, because only `backend=file` has one; its settings stay unchanged.
+    The settings of `backend=file` stay unchanged. Other backends lose the path, which a sweep may
+    set for all backends.
 
     Args:
         network_format: the format of the network's file.
@@ -40,7 +41,7 @@ def complete(
     """
     if not asked.quantizes:
         return asked
-    backend = replace(asked, path=None)  # only backend=file has a path, which a sweep sets for all
+    backend = replace(asked, path=None)
     own = backend.descriptor.complete
     if not own:
         return backend

@@ -296,10 +296,7 @@ def find_quantized_products(
 def find_quantized_layers(
     graph: onnx.GraphProto, selection: Selection
 ) -> dict[str, onnx.NodeProto]:
-    """Return the layers that are not in float, by short name; see `find_float_nodes`.
-
-    Steps of the preparation change only these layers.
-    """
+    """Return the layers that are not in float, by short name; see `find_float_nodes`."""
     return _without_float(weight_layers(graph), graph, selection)
 
 
