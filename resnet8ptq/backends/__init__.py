@@ -1,1 +1,1 @@
-"""The frameworks that quantize: a folder for each, behind the interface of `contract.py`."""
+"""The backends, a folder for each, behind the interface of `contract.py`."""

@@ -331,7 +331,7 @@ class Quantizer(ABC):
     def fit(self, model: Fp32Model) -> dict[str, object]:
         """Return the values of settings that depend on the network, by key.
 
-        The pipeline calls this before any work.
+        The pipeline calls this as soon as the network is loaded.
 
         Raises:
             UnsupportedError: the framework cannot quantize this network with these settings.
