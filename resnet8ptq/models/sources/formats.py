@@ -17,7 +17,7 @@ class Format:
         reader: the function that reads the format, as `module:name`, written out because
             `core.code` searches for it.
         suffixes: allowed file suffixes, in lower case; empty for any.
-        magic: position and bytes that identify the format; None if only the suffix does.
+        magic: position and bytes that identify the format; None if the name alone does.
         check: the function, as `module:name`, that refuses damaged and unsafe files without
             reading the network; empty if only the reader does.
         contains: a file that identifies a folder of this format; None if the format is a single
