@@ -116,7 +116,7 @@ def result(future: "Future[T]") -> T:
 
 
 def wait_until_idle() -> None:
-    """Wait for the calls of `put`, before a measurement; `wait` then still raises their errors."""
+    """Wait for the calls of `put`, as before a measurement; `wait` still raises their errors."""
     with _waiting_for(_pending):
         futures.wait(_pending)
 
