@@ -357,10 +357,9 @@ class Quantizer(ABC):
         """
 
     def verify(self, artifact: Artifact, model: Fp32Model, calibration: Split) -> dict[str, str]:
-        """Compare the outputs of a file's kernels with the file's definition.
+        """Compare the outputs of a file's kernels with its definition; return MLflow params.
 
-        The result is MLflow params; by default nothing is compared. The pipeline calls this once,
-        on the final file of a run.
+        By default, nothing is compared. The pipeline calls this once, on the final file of a run.
 
         Args:
             artifact: the result of `quantize`.

@@ -471,7 +471,7 @@ class _Graph:
         return {}
 
     def _only_taker(self, name: str, operator: str) -> onnx.NodeProto | None:
-        """Return the only consumer of a tensor; None if there are more, or it is no `operator`."""
+        """Return the only consumer of a tensor; None unless there is one, of this operator."""
         takers = self.consumers.get(name, [])
         if len(takers) != 1 or takers[0].op_type != operator:
             return None
