@@ -122,7 +122,7 @@ def collect(family: Family) -> list[str]:
 def collect_warnings(family: Family) -> list[str]:
     """Return the notes that the short table needs.
 
-    The report and docs/decisions.md explain the columns and the verdicts.
+    docs/settings.md explains the columns, docs/decisions.md the verdicts, and the report both.
     """
     task = family.task
     records = family.records

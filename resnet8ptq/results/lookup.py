@@ -1,6 +1,6 @@
 """Finds and reads a run or a sweep by id, folder or tags, or the newest one.
 
-A sweep is read from its folder without the store, if the folder holds all its runs.
+A sweep is read from its folder without the store, unless it may share runs with another sweep.
 """
 
 import re
