@@ -196,6 +196,15 @@ def test_what_is_broken_is_named_and_its_half_costs_more(diagnose, capsys, broke
         assert f"({broken.half} alone)" in to_markdown(result, "title")
 
 
+def test_a_change_that_comes_first_is_called_best_only_if_no_other_gains_more(diagnose):
+    """The removal of outlying samples comes first, also if another change gains more."""
+    result = diagnose(healthy())
+    removal = replace(result.before, words="removal", won_db=5.0)
+    for gain, rank in ((4.0, "removal helps most"), (6.0, "removal comes first")):
+        other = replace(result.before, words="other", won_db=gain)
+        assert replace(result, outcomes=(removal, other)).summary().endswith(rank)
+
+
 @pytest.mark.slow
 def test_corrections_are_tried_where_the_weights_of_each_channel_cost_more(diagnose):
     tried = {

@@ -142,7 +142,14 @@ class DiagnosisResult(RunResult):
         if self.best is None:
             return f"best change: none of the {len(self.outcomes)} changes tried helps on {where}"
         gain = self.best.say(self.before, self.metric)
-        return f"best change: {self.best.words} (measured: {gain}; {where})"
+        title = "best change" if self._best_gains_most else "change to make first"
+        return f"{title}: {self.best.words} (measured: {gain}; {where})"
+
+    @property
+    def _best_gains_most(self) -> bool:
+        """Whether no other change gains more; the removal of outliers is first in any case."""
+        assert self.best is not None
+        return self.best.won_db == max(each.won_db for each in self.outcomes if each.helps)
 
     def to_json(self) -> str:
         """Return the findings and the changes that may help as JSON."""
@@ -161,7 +168,8 @@ class DiagnosisResult(RunResult):
         faults = ", ".join(f"{finding.name} in {finding.tensors[0]}" for finding in self.reasons)
         helps = "no change that was tried helps"
         if self.best is not None:
-            helps = f"{self.best.words} helps most"
+            rank = "helps most" if self._best_gains_most else "comes first"
+            helps = f"{self.best.words} {rank}"
         return f"{faults or 'no single cause'}; {helps}"
 
     def to_metrics(self) -> dict[str, float]:
