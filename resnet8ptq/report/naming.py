@@ -160,7 +160,10 @@ def _find_changed(family: Sequence[RunRecord]) -> tuple[str, ...]:
 
 
 def title(records: Sequence[RunRecord]) -> str:
-    """Return the data sets and models of the runs, the number of scored samples, and the task."""
+    """Return the data sets and models of the runs as text, with number of samples and task.
+
+    The number is left out if it varies, and the task if it is classification.
+    """
     names = set()
     scored = set()
     totals = set()
