@@ -438,8 +438,9 @@ def test_sweep_with_a_password_in_its_config_does_not_start(tmp_path, capsys):
 def test_password_of_the_environment_stays_in_the_sweeps_private_file(store, tmp_path, monkeypatch):
     reached = Store(URI_WITH_PASSWORD, store.experiment_id, store.experiment_name)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", URI_WITH_PASSWORD)
-    # No server to log in to.
+    # No server to log in to, or to search
     monkeypatch.setattr("resnet8ptq.tracking.mlflow_store.store.open_store", lambda config: reached)
+    monkeypatch.setattr("resnet8ptq.sweeps.resume.find_killed", lambda store, key: None)
     make = start_parent
     monkeypatch.setattr("resnet8ptq.tracking.run.start_parent", lambda _, *args: make(store, *args))
     with ongoing.begin([]):
