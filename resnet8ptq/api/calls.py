@@ -127,6 +127,8 @@ def judge(
     Args:
         files: the quantized file or files, each of which gets a run.
         settings: as for `quantize`, and the limits `max_drop`, `min_sqnr_db`, `min_accuracy`.
+            Settings of the quantization do not apply, because the files are quantized already;
+            some, such as corrections, make the runs `unsupported`.
 
     `model`, `data`, `example`, `quiet` and the errors are those of `quantize`.
     """

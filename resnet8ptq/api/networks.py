@@ -34,8 +34,8 @@ def find_network(
         root: the cache's root.
 
     Raises:
-        ModelError: `model` has another type, is a module that cannot be exported, or is a Keras
-            model with the user's own code.
+        ModelError: `model` has none of these types, is a module that cannot be exported, or is a
+            Keras model with the user's own code.
     """
     if model is None:
         return []

@@ -42,7 +42,7 @@ def find_samples(data: Any, root: Path, takes: Sequence[str] = ()) -> tuple[list
         takes: names of the network's inputs, in order; empty if they are not known.
 
     Raises:
-        ConfigError: the samples have another form, or no source reads the path.
+        ConfigError: the data have none of the forms in `_EXPECTED`, or no source reads the path.
         DataError: there is no sample, or the samples differ in shape, type or names.
     """
     if data is None:
@@ -183,8 +183,8 @@ class _Writer:
         """Write a batch [n, ...]; texts are kept until the end.
 
         Raises:
-            DataError: the samples have another shape than in the first batch, or a dtype that does
-                not fit it.
+            DataError: the samples differ from the first batch in shape, or their dtype cannot be
+                cast safely to that of the first batch.
         """
         if self._shape is None:
             self._shape = values.shape[1:]
@@ -233,7 +233,7 @@ def _batches(data: Any, takes: Sequence[str]) -> Iterator[Arrays]:
     """Yield samples as arrays [n, ...], by input name or `LABELS`.
 
     Raises:
-        ConfigError: the data have another form.
+        ConfigError: the data have none of the forms in `_EXPECTED`, or values are not numbers.
         DataError: the samples of a batch have several shapes.
     """
     if is_of(data, "torch", "utils.data.DataLoader"):
@@ -359,8 +359,8 @@ def _with_batch_axis(arrays: Arrays) -> Arrays:
 def _is_batched(spec: Any) -> bool:
     """Return whether a tf.data.Dataset yields batches.
 
-    The first axes of a batch are free, or have one size for inputs and labels. Samples without
-    labels and with a fixed first axis are single.
+    The first axes of a batch are free, or have one size for all inputs and labels. A data set of
+    one array with a fixed first axis yields single samples.
     """
     import tensorflow as tf
 

@@ -90,8 +90,8 @@ def load_ranges(path: str | Path, provenance: Provenance | None) -> dict[str, Ra
             any origin, in the formats of `foreign_table`.
 
     Raises:
-        ConfigError: the file is missing, damaged or of another format; or with `provenance`, it was
-            edited, or belongs to another model, method or samples; or a range is not valid.
+        ConfigError: the file is missing, damaged or of an unknown format; or with `provenance`, it
+            was edited, or belongs to another model, method or samples; or a range is not valid.
     """
     table = Path(path).expanduser()
     if table.suffix in (".flatbuffers", ".cache") and not table.is_dir():

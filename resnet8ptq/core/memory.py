@@ -19,7 +19,11 @@ _VARIABLE = "RESNET8PTQ_MEMORY_GB"  # child processes inherit the limit
 
 
 def set_limit(gigabytes: float | None) -> None:
-    """Set the memory for this process and its later children; None for half of the free memory."""
+    """Set the memory from which `budget` follows, for this process and its later children.
+
+    Args:
+        gigabytes: in units of 10^9 bytes; None for half of the free memory.
+    """
     if gigabytes is None:
         os.environ.pop(_VARIABLE, None)
     else:

@@ -108,11 +108,13 @@ def learn_rounding(
     """Return the network with weights that nearest rounding maps to the learned levels.
 
     Layers are learned in order: the inputs of a layer come from the network with rounded earlier
-    layers, and its targets from the FP32 network (equation 25). The result is reproducible by
-    `seed` on the same number of threads. The cache keeps each learned layer. Layers in float are
-    not learned, and later layers see them in float. If a search chooses the layers in float
-    (`setting.searches`), they are learned too, so that the search learns once; the returned network
-    keeps their weights. Layers that are not learned before the deadline keep their weights.
+    layers, and its targets from the FP32 network (equation 25). The cache keeps each
+    learned layer. Layers that are not learned before the deadline keep their weights; otherwise the
+    result is reproducible with the same seed, batch size, device, threads and memory limit.
+
+    Layers in float are not learned, and later layers see them in float. If a search chooses the
+    layers in float (`setting.searches`), they are learned too, so that the search learns once; the
+    returned network keeps their weights.
 
     With `correct_biases`, the bias of each layer is corrected before the next layer is learned.
     Learned layers compensate for the mean error of earlier layers; a correction of all biases

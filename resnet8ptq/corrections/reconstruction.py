@@ -98,7 +98,8 @@ def reconstruct(
     Blocks are learned in order: the inputs of a block come from the network with quantized earlier
     blocks, and its targets from the FP32 network. A block keeps nearest rounding and its calibrated
     ranges if learning does not reduce its error, or does not begin before the deadline. The result
-    is reproducible by `seed` on the same number of threads.
+    is reproducible with the same seed, device, threads and memory limit, unless the deadline ends
+    it.
 
     The function also returns the range of each activation, by ONNX tensor name.
 

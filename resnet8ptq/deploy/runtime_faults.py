@@ -1,8 +1,8 @@
 """Known faults of older ONNX Runtimes that concern a quantized file.
 
-Each row of `FAULTS` was tried on an x86 CPU with ONNX Runtime 1.12 to 1.30. The file had only the
-named nodes, and ran with and without graph optimization. Each fault occurred in all tried releases
-before the one that `fixed` names.
+Each row of `FAULTS` was tried on an x86 CPU with ONNX Runtime 1.12 to 1.30. The tried file had only
+the nodes that the row names, and ran with and without graph optimization. Each fault occurred in
+all tried releases before the one that `fixed` names.
 """
 
 from collections.abc import Callable

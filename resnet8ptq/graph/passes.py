@@ -53,7 +53,8 @@ def rewrite(proto: onnx.ModelProto, passes: Iterable[Pass]) -> onnx.ModelProto:
 def rename(names: Mapping[str, str]) -> Pass:
     """Return a pass that renames tensors (old to new name), including those of inner graphs.
 
-    A tensor that already has a new name gets the suffix `__of_file`.
+    If a tensor that keeps its name has one of the new names, it gets the suffix `__of_file`. Two
+    tensors may exchange names.
     """
 
     def change(model: ir.Model) -> None:

@@ -163,7 +163,7 @@ def _make_pool(node: Node) -> tuple[Any, list[int]] | None:
 def _average_pool(node: Node) -> torch.nn.Module | None:
     """Return an AveragePool with unequal padding before and after an axis; None for others.
 
-    The sizes of the axes must be known.
+    The result is also None if the size of an axis is unknown.
     """
     made = _make_pool(node)
     spatial = node.sizes[2:]

@@ -340,9 +340,9 @@ def zeros(sample: SampleArray, size: int) -> SampleArray:
 
 
 def _shortened(feeds: Mapping[str, NDArray[Any]], names: Sequence[str]) -> dict[str, NDArray[Any]]:
-    """Return the inputs with another length of those in `names`.
+    """Return the inputs; those in `names` get another length.
 
-    Their second axis is shorter by one, or twice as long if its size is 1.
+    Their second axis becomes shorter by one, or twice as long if its size is 1.
     """
     shorter = dict(feeds)
     for name in names:

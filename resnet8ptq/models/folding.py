@@ -201,7 +201,7 @@ def _find_changed(
 
     Args:
         layers: the outputs of layers.
-        constants: the names of constants.
+        constants: the names of the graph's constants.
     """
     others = [name for name in node.input if name not in layers]
     if len(others) != len(node.input) - 1 or not all(name in constants for name in others):

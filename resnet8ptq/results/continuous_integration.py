@@ -115,7 +115,7 @@ def assess_run(run: RunRecord) -> Answer:
 def assess_sweep(sweep: SweepSummary, use: str = RECOMMENDED) -> Answer:
     """Return the verdict on the run that a sweep recommends for a use.
 
-    If the sweep recommends no run, the verdict is on all its models, see `_overall`.
+    If the sweep recommends no run for the use, the verdict is on all its models, see `_overall`.
 
     Raises:
         ConfigError: the sweep recommends FP32 itself or several runs for the use, or the use is

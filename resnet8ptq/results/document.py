@@ -283,7 +283,7 @@ def _sweep(sweep: SweepSummary | None) -> dict[str, Any] | None:
 
 
 def _as_good(sweep: SweepSummary) -> dict[str, Any] | None:
-    """Return the values of `AsGood`; None unless the sweep recommends exactly one best run."""
+    """Return the values of `AsGood`; None unless one best run is recommended and has a limit."""
     # Each set of scored samples has its own best run; they are not compared with each other
     best = [choice for choice in sweep.choices if choice.use == "best"]
     if len(best) != 1:

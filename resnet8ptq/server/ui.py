@@ -5,9 +5,9 @@
     resnet8ptq ui uri=sqlite:///PATH/mlflow.db
     resnet8ptq ui port=5001        5000 if it is not set
 
-`uri=` names a database, `experiment=NAME` opens another experiment. Without `uri=`,
-MLFLOW_TRACKING_URI names the store. If it is a tracking server, the command only prints its
-address. Ctrl-C ends the command.
+`experiment=NAME` opens another experiment of a local store. `uri=` names a database; without it,
+MLFLOW_TRACKING_URI names the store, if it is set. `root=` and `experiment=` then have no effect. If
+the store is a tracking server, the command only prints its address. Ctrl-C ends the command.
 """
 
 import os

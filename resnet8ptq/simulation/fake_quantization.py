@@ -118,7 +118,7 @@ class FakeQuantizeWeight(nn.Module):  # type: ignore[misc]
         self.scheme = scheme
 
     def forward(self, weights: torch.Tensor) -> torch.Tensor:
-        """Return the rounded weights, whose gradient is that of the weights."""
+        """Return the rounded weights; their gradient passes to the weights unchanged."""
         array = weights.detach().cpu().numpy()
         grid = self.scheme.grid(array, axis=0)
         rounded = torch.from_numpy(grid.round(array)).to(weights.device)

@@ -1,9 +1,8 @@
 """The command line that this process executes, for code that Hydra creates.
 
-The commands `run`, `ship` and `judge` begin one, and so does a call from Python.
-
 Hydra makes callbacks, sweepers and launchers from their names in the config, so no argument can
-reach them. The ongoing command line is set for one call, and removed after it.
+reach them. `resnet8ptq.run` sets the ongoing command line before it calls Hydra, and removes it
+afterwards. The commands `run`, `ship` and `judge` and calls from Python all start there.
 """
 
 from collections.abc import Iterator, Sequence

@@ -407,8 +407,8 @@ def check(sweeper: DictConfig, typed: Sequence[Override]) -> None:
     """Check the settings of the search.
 
     Raises:
-        ConfigError: goal or time is wrong, a setting other than `backend` has several values, or
-            the search cannot use it or sets it itself.
+        ConfigError: the goal or the time is wrong, a setting other than `backend` has several
+            values, or the search cannot use a setting's value or sets it itself.
     """
     limits.require("goal", got=sweeper.goal, ok=sweeper.goal in GOALS, expected=" | ".join(GOALS))
     minutes = sweeper.minutes

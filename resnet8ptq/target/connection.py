@@ -66,7 +66,7 @@ class Reply:
 
 
 class Connection:
-    """A running interpreter that answers the requests of `measure.py`."""
+    """A running interpreter, in which the program `measure.py` answers requests."""
 
     def __init__(self, command: str, timeout_s: float) -> None:
         """Start the command, and send it the program.

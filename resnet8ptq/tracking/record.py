@@ -238,7 +238,7 @@ class RunRecord(BaseModel):
         """Return the record of a run's params, metrics and tags.
 
         Raises:
-            TrackingError: an id is not plain, or a value has another type.
+            TrackingError: an id is not plain, or a value does not have its attribute's type.
         """
         logged = {"params": dict(params), "metrics": dict(metrics), "tags": dict(tags)}
         try:

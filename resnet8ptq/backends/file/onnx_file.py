@@ -130,10 +130,10 @@ def open_run(
 
 
 def open_tensors(content: bytes, threads: int) -> Tensors:
-    """Load a copy of a file that returns the tensors of its graph; see `_Graph.inner`.
+    """Load a file so that it returns the tensors of its graph; see `_Graph.inner`.
 
-    These are float32 tensors, and integers with one constant scale. `Tensors.run` computes them
-    without graph optimization, `Tensors.run_kernels` with it.
+    These are float32 tensors, and integers with one constant scale. The file is loaded twice:
+    `Tensors.run` computes without graph optimization, `Tensors.run_kernels` with it.
     """
     proto = onnx.ModelProto.FromString(content)
     graph = _Graph.of(proto.graph)
@@ -396,8 +396,9 @@ class _Graph:
     def _dequantized_blocks(self, node: onnx.NodeProto) -> dict[str, Any]:
         """Return the attributes of `Inner` for MatMulNBits, whose weights are stored in blocks.
 
-        The stored weights are [channels, blocks, bytes]; the result has [channels, inputs]. It is
-        empty for other widths than 4 and 8 bits, for reordered inputs, or without constants.
+        The file stores weights [channels, blocks, bytes]; the attribute `weights` is [channels,
+        inputs]. The result is empty for other widths than 4 and 8 bits, for reordered inputs, or
+        without constants.
         """
         bits = attribute(node, "bits", 4)
         channels = attribute(node, "N", 0)
@@ -589,7 +590,7 @@ class _Graph:
         return float(scale), int(zero), self._zero_dtype(node, places[1])
 
     def _scalar(self, name: str) -> Any:
-        """Return the number that a constant holds; 0 without a name, None for other tensors."""
+        """Return the number in a constant; 0 for an omitted input, None for other tensors."""
         if not name:
             return 0
         tensor = self.constants.get(name)

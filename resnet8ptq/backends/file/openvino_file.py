@@ -80,7 +80,7 @@ def open_run(content: bytes, threads: int) -> RawRun:
 
 
 def open_tensors(content: bytes, threads: int) -> Tensors:
-    """Compile a copy of a file that returns the float32 tensors of its graph, in float arithmetic.
+    """Compile a file for float arithmetic so that it returns the float32 tensors of its graph.
 
     The tensors are those that depend on an input. A tensor that FakeQuantize reads is replaced by
     its rounded values, under its own name.

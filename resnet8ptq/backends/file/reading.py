@@ -39,7 +39,7 @@ class Admitted:
         return run
 
     def open_tensors(self, threads: int) -> Tensors:
-        """Load a copy that returns the tensors inside the file.
+        """Load the file so that it returns its inner tensors.
 
         Raises:
             UnsupportedError: files of this format do not give their inner tensors.

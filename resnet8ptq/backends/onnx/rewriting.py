@@ -4,7 +4,9 @@
 - `float_output`: the outputs of the last layers, and the nodes after them, stay in float. An 8-bit
   softmax gives tied top scores, and 8-bit logits are coarser than the last layer's 32-bit sums. In
   QOperator format, only a Gemm can return its sums as float.
-- Readers that the quantizer overlooks, and activations that it would remove wrongly.
+- The quantizer overlooks readers in inner graphs, and could remove the tensor that they read. An
+  Identity keeps it.
+- The quantizer would remove some Relu and Clip nodes wrongly. They stay in float.
 - Float layers between quantized ones, and sums before normalizations, are protected from ONNX
   Runtime's optimizer.
 - Embedding tables in 8 bits: the quantizer would dequantize a whole table for every batch.

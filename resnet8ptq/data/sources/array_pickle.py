@@ -37,7 +37,7 @@ class Array:
 
         Raises:
             Exception: the state is not a uint8 array in C order, or its bytes do not fill the
-            shape.
+                shape.
         """
         _, shape, dtype, fortran_order, content = self.state
         if not isinstance(dtype, _Dtype) or dtype.args[0] != "u1" or fortran_order:

@@ -240,10 +240,10 @@ def _match_names(root: Path, find_takes: Callable[[], Sequence[str]]) -> Any:
 
     Returns:
         The name of the only input, or a dict; None if an input has no array of its name, or if
-        usual names decide.
+        usual names take precedence.
 
-    Usual names decide if at most one array may be an input, and has a usual name. They also decide
-    if labels have a usual name and no input has one, so that all other arrays are inputs.
+    Usual names take precedence in two cases: at most one array may be an input, and has a usual
+    name; or labels have a usual name and no input has one, so that all other arrays are inputs.
     """
     names: list[str] = []
     if root.is_dir():
@@ -251,7 +251,7 @@ def _match_names(root: Path, find_takes: Callable[[], Sequence[str]]) -> Any:
     elif root.suffix.lower() == ".npz":
         names = [name.removesuffix(".npy") for name in _find_members(root)]
 
-    # Do usual names decide?
+    # Do usual names take precedence?
     others = {*LABELS, *GROUPS, *CLASSES, *STEPS}
     simple = {_without_side(_simple(name)) for name in names}
     candidates = simple - others

@@ -392,8 +392,8 @@ def labels(
 
     Raises:
         ConfigError: a name is not that of one column.
-        DataError: a label is missing, has another type, or is no class; the message names the
-            column.
+        DataError: a label is missing, has none of these types, or is no class; the message names
+            the column.
     """
     [name, *others] = names
     if name == arrays.NO_LABELS:
@@ -516,7 +516,8 @@ def _several(
     matrix is returned as classes, [N].
 
     Raises:
-        DataError: a label is no class or has another type, or there are too few or many classes.
+        DataError: a label is no class, or neither a text nor an integer from 0; or there are too
+            few or too many classes.
     """
     # Are the lists rows of a matrix?
     different: set[Any] = set()

@@ -108,8 +108,8 @@ def choose(work: Workspace, prepared: Prepared) -> Placement:
     """Return the mixed placement if it is proven faster than 8 bits everywhere, see `is_faster`.
 
     Otherwise, all blocks stay in 8 bits. Nodes that other decisions leave in float stay in float.
-    The loss is not measured again, because a placement only reduces the number of rounded layers.
-    The function writes `placement.csv`, unless the time is up before.
+    The choice does not measure the loss, because the run measures that of the final file. The
+    function writes `placement.csv`, unless the time is up before.
 
     Raises:
         UnsupportedError: the chosen file is not proven faster than FP32, or it only simulates

@@ -191,7 +191,7 @@ def _find_outliers(work: Workspace, network: Fp32Model) -> list[Outliers]:
 
 
 def _leave_out(work: Workspace, others: SamplesByRole, reference: Comparison) -> Outcome:
-    """Return the outcome of a calibration without the outliers, with the samples `others`."""
+    """Return the outcome of a calibration with the samples `others`, which lack the outliers."""
     quantized, _ = _quantize(replace(work, samples=others))
     compared = _compare(work, quantized.path)
     return outcomes.weigh(

@@ -148,7 +148,7 @@ class ProfileResult(RunResult):
 
 
 def sum_ms(nodes: Iterable[NodeTime]) -> float:
-    """Return the time of the nodes together, in ms for a batch."""
+    """Return the total time of the nodes, in ms for a batch."""
     return sum(node.ms for node in nodes)
 
 

@@ -425,7 +425,7 @@ def name_tensors(findings: Iterable[Finding]) -> set[str]:
 def _report(
     name: str, tensors: Sequence[ComparedTensor], say: Callable[[ComparedTensor], str]
 ) -> list[Finding]:
-    """Return a finding with some tensors, described by the first; empty without tensors."""
+    """Return one finding on all these tensors, described by the first; empty without tensors."""
     if not tensors:
         return []
     names = tuple(tensor.name for tensor in tensors)

@@ -126,7 +126,8 @@ class Head:
         takes: a description of the outputs, for messages.
         fits: returns whether outputs may have this layout.
         decode: decodes outputs [n, ...], in the network's order.
-        further: whether boxes may have further values.
+        further: whether the layout allows values after a box's corners and scores, such as
+            keypoints.
     """
 
     takes: str
