@@ -5,9 +5,10 @@
 2. A candidate is dropped if another is no worse in loss, bytes and latency, and clearly better in
    one of them.
 3. `speed` takes the fastest of the candidates that are shown to be faster than FP32.
-4. If there are none, it takes the fastest candidate of about the smallest size: the smallest one
-   has at least 90% of its bytes. Candidates that are worth their loss (rule 7) and not slower than
-   FP32, as measured, come before the others. The choice says that nothing is faster than FP32.
+4. If there are none, it takes the fastest candidate of about the smallest size: the smallest
+   candidate has at least 90% of that candidate's bytes. Candidates that are worth their loss
+   (rule 7) and not slower than FP32, as measured, come before the others. The choice says that
+   nothing is faster than FP32.
 5. `size`, and `speed` without latencies, take the smallest candidate. `accuracy` takes the most
    accurate candidate that is not slower than FP32, or else the most accurate one.
 6. Among candidates that are equal in speed or size, the smaller, then the faster, then the more

@@ -118,8 +118,8 @@ def assess_sweep(sweep: SweepSummary, use: str = RECOMMENDED) -> Answer:
     If the sweep recommends no run for the use, the verdict is on all its models, see `_overall`.
 
     Raises:
-        ConfigError: the sweep recommends FP32 itself or several runs for the use, or the use is
-            unknown.
+        ConfigError: the sweep recommends FP32 itself or several runs for the use, or recommends
+            runs for other uses and the use is unknown.
         TrackingError: no run was measured, and at least one failed.
     """
     uses = {choice.use for choice in sweep.choices}

@@ -59,7 +59,7 @@ class Frame:
 
     @property
     def shapes(self) -> list[Shape]:
-        """The shapes of the outputs."""
+        """The shapes of the outputs without the batch axis, in the network's order."""
         return list(self.outputs.values())
 
     @property
