@@ -30,17 +30,20 @@ def _run(words: Words) -> dict[str, Any]:
     """Return the exit code, the error if any, and the folder of the run or of the sweep.
 
     The folder is missing if the command failed before it began one. Failed jobs of a sweep are
-    recorded in its folder; they are not an error of the command.
+    recorded in its folder; they are not an error of the command. A sweep without a recorded run
+    has failed before its first job.
     """
     from resnet8ptq import run
     from resnet8ptq.core import background
+    from resnet8ptq.tracking.mlflow_store import sync
 
     with background.allowed():
         outcome = run.execute(words, command.exit_code)  # the caller raises the error
     result = _describe(outcome.ending)
     if outcome.sweep_folder is not None:
         result["sweep_folder"] = str(outcome.sweep_folder)
-        result["error"] = None
+        if sync.load_records(outcome.sweep_folder):
+            result["error"] = None
     if outcome.record is not None:
         result["record_folder"] = outcome.record.folder
     return result

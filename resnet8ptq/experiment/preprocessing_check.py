@@ -1,4 +1,4 @@
-"""Detects an implausible FP32 result, and looks for a preprocessing that fits better."""
+"""Detects an implausible FP32 result; looks for a fitting preprocessing or order of classes."""
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.optimize import linear_sum_assignment
 
 from resnet8ptq.config.schema import PreprocessConfig
 from resnet8ptq.data.dataset import Dataset, Labels, Split
@@ -14,14 +15,17 @@ from resnet8ptq.data.preprocessing import Preprocessing
 from resnet8ptq.evaluation.evaluator import Evaluator
 from resnet8ptq.evaluation.inference import targets_of
 from resnet8ptq.graph.session import open_runner
+from resnet8ptq.tasks.classification import ACCURACY, ClassScores
 from resnet8ptq.tasks.scoring.comparison import Scores
 from resnet8ptq.tasks.scoring.outputs import Outputs
+from resnet8ptq.tasks.scoring.statistics import kappa
 
 log = logging.getLogger(__name__)
 
 SAMPLES = 200  # samples of the training split
 BETTER = 0.1  # least gain of a metric up to 1; less may be luck, since the best of several is taken
 BATCH_SIZE = 20
+LEAST_KAPPA = 0.5  # of classes in another order: less may be a network that guesses
 
 # The options of conf/preprocess for pixels 0..255: scale, mean, std.
 _USUAL = {
@@ -41,7 +45,9 @@ def check(
     baseline: Scores,
     expected: float | None,
 ) -> str | None:
-    """Warn if FP32 is near chance or below the expected accuracy; suggest a preprocessing.
+    """Warn if FP32 is near chance or below the expected accuracy; suggest a setting.
+
+    That is a usual preprocessing, or another order of the classes, whichever fits.
 
     Without labels, the preprocessing of float inputs cannot be checked, and is only logged.
 
@@ -72,20 +78,24 @@ def check(
     def run(batch: Any) -> Sequence[NDArray[Any]]:
         return runner(batch) if reduction is None else reduction(runner(batch), batch)
 
-    def value(preprocessing: Preprocessing) -> float:
+    def score(preprocessing: Preprocessing) -> Scores:
         tried = replace(split, preprocessing=preprocessing)
         outputs = Outputs(tuple(run_all(run, tried)), None, fp32.final)
-        return task.score(outputs, targets_of(tried)).value
+        return task.score(outputs, targets_of(tried))
 
     # Suggest the best one, if its gain is more than luck
     advice = "does the preprocessing fit the network?"
     if _tells_apart(split.labels):
         values = dict[str, float]()
         for setting, steps in usual(split, sized=preprocess.size is not None):
-            values[setting] = value(steps)
+            values[setting] = score(steps).value
         best = min(values, key=lambda setting: metric.cost(values[setting]), default="")
-        now = value(split.preprocessing) if best else 0.0
-        if best and metric.cost(now) - metric.cost(values[best]) > BETTER:
+        scores = score(split.preprocessing)
+        now = scores.value
+        order = find_class_order(scores, dataset.class_names)
+        if order:
+            advice = f"are the classes in the network's order? {order}"
+        elif best and metric.cost(now) - metric.cost(values[best]) > BETTER:
             advice += (
                 f" {best} gets {metric.show(values[best])} on {len(split)} training samples, this "
                 f"run {metric.show(now)}"
@@ -100,6 +110,39 @@ def check(
     doubt = f"FP32 {metric.title.upper()} {reason}: {advice}"
     log.warning("%s; verdicts against such an FP32 network are void", doubt)
     return doubt
+
+
+def find_class_order(scores: Scores, names: Sequence[str]) -> str:
+    """Return a text with the order of the classes that the network seems to have.
+
+    One half of the samples gives the order, the other its accuracy, since the best of all orders
+    fits its own samples by luck.
+
+    Returns:
+        An empty text if no other order fits.
+    """
+    if not isinstance(scores, ClassScores) or scores.probabilities.shape[1] != len(names):
+        return ""
+    labels = scores.labels
+    predictions = scores.per_sample.predictions
+    mixed = np.random.default_rng(0).permutation(len(labels))
+    known, checked = np.array_split(mixed, 2)
+
+    # Give each output the class that it stands for most often
+    counts = np.zeros((len(names), len(names)), np.int64)
+    np.add.at(counts, (predictions[known], labels[known]), 1)
+    _, order = linear_sum_assignment(counts, maximize=True)
+    renamed = order[predictions[checked]]
+    now = float((predictions[checked] == labels[checked]).mean())
+    reordered = float((renamed == labels[checked]).mean())
+    if reordered - now <= BETTER or kappa(labels[checked], renamed, len(names)) < LEAST_KAPPA:
+        return ""
+    ordered = [names[index] for index in order]
+    return (
+        f"data.classes='[{','.join(ordered)}]' gets {ACCURACY.show(reordered)} on {len(checked)} "
+        f"training samples, this run {ACCURACY.show(now)}; it orders folders and labels that are "
+        "texts, integers must be renumbered"
+    )
 
 
 def _log_unchecked(taken: PreprocessConfig, split: Split) -> None:

@@ -100,6 +100,15 @@ def test_a_damaged_file_is_a_failed_run_and_no_error_of_the_call(network, tmp_pa
     assert run.status == "failed" and "not an ONNX model" in run.why_none
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("in_folder")  # in a process of its own, as a user calls it
+def test_the_error_of_a_search_that_ends_before_its_first_job_is_raised(network):
+    x = np.random.default_rng(0).normal(size=(200, 3, 8, 8)).astype(np.float32)
+    too_many = np.arange(200) % 7  # classes, and the network has 4
+    with pytest.raises(ptq.ModelError, match="returns 4 values"):
+        ptq.ship(network, (x, too_many), minutes=1, **QUICK)
+
+
 @pytest.mark.parametrize(
     ("settings", "text"),
     [
