@@ -49,13 +49,18 @@ def moving_average(stats: TensorStats, config: CalibConfig) -> Range:
 def percentile(stats: TensorStats, config: CalibConfig) -> Range:
     """Return the range of the middle `config.percentile` percent of the values.
 
-    Half of the rest is cut on each side, at edges of the histogram's bins.
+    Half of the rest is cut on each side, at edges of the histogram's bins. These are the edges of
+    ONNX Runtime's percentile calibration, whose sums of shares are rounded: where an edge cuts
+    exactly half of the rest, it may choose the next one.
     """
-    cdf = np.cumsum(stats.counts / stats.counts.sum())
-    cut = _cut_share(config)
+    if config.percentile == 100:
+        return stats.low, stats.high
+    below = np.cumsum(stats.counts)  # exact, so that bins between the tails have no effect
+    total = int(below[-1])
+    cut = _cut_share(config) * total
     edges = stats.edges
-    low = edges[int(np.searchsorted(cdf, cut))]
-    high = edges[int(np.searchsorted(cdf, 1.0 - cut))]
+    low = edges[int(np.searchsorted(below, cut))]
+    high = edges[int(np.searchsorted(below, total - cut))]
     return _within(stats, low, high)
 
 

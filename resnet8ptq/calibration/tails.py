@@ -66,8 +66,12 @@ class TailObserver(TensorObserver):
             self.middle = self._find_middle()
             return
 
+        if not values.size:  # such as boxes of empty pictures
+            return
+
         # Take the values of the tails out of each block, and count them at once
-        low, high = np.array(self.middle, np.float32)  # exact: edges of bins
+        with np.errstate(over="ignore"):  # an end at 2**128 becomes infinity, beyond all values
+            low, high = np.array(self.middle, np.float32)  # exact: edges of bins
         tails = []
         for start in range(0, values.size, _BLOCK):
             block = values[start : start + _BLOCK]

@@ -5,6 +5,7 @@ both have the same `identity`.
 """
 
 import logging
+import os
 from pathlib import Path
 
 from resnet8ptq.core import background
@@ -37,9 +38,16 @@ def find_sweep(store: Store, key: str, own: Path | None = None) -> RunRecord | N
 
 
 def find_killed(store: Store, key: str) -> RunRecord | None:
-    """Return the newest sweep with this key if its process was killed; None otherwise."""
+    """Return the newest sweep with this key if its process was killed; None otherwise.
+
+    The result is None also for a sweep whose lock this process cannot take: in a store for several
+    machines, the sweep may be running on another one.
+    """
     sweep = history.find_parent(store, f"tags.sweep_key = '{key}'")
-    if sweep is None or sweep.ended or journal.is_alive(Path(sweep.folder)):
+    if sweep is None or sweep.ended:
+        return None
+    folder = Path(sweep.folder)
+    if not os.access(folder / journal.LOCK, os.W_OK) or journal.is_alive(folder):
         return None
     return sweep
 

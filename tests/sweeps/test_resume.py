@@ -1,6 +1,7 @@
 """`sweep.resume=true`: nothing that has finished is run again, everything else is."""
 
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -295,14 +296,23 @@ def test_a_sweep_whose_record_is_damaged_goes_on(store, tmp_path, caplog, fault)
 
 def test_the_newest_sweep_with_a_key_is_killed_if_it_neither_ended_nor_runs(store, tmp_path):
     sweep = start_sweep(store, tmp_path / "sweep", "of a killed sweep")
+    held = journal.lock(sweep.folder)
+    assert resume.find_killed(store, "of a killed sweep") is None  # it runs
+
+    held.release()
+    (sweep.folder / journal.LOCK).touch()  # as SIGKILL leaves it
     killed = resume.find_killed(store, "of a killed sweep")
     assert killed is not None and killed.run_id == sweep.parent_id
 
-    held = journal.lock(sweep.folder)
-    assert resume.find_killed(store, "of a killed sweep") is None  # it runs
-    held.release()
     end_parent(store, sweep.parent_id, "ok", sweep.folder)
     assert resume.find_killed(store, "of a killed sweep") is None
+
+
+def test_a_sweep_whose_folder_is_on_another_machine_is_not_called_killed(store, tmp_path):
+    sweep = start_sweep(store, tmp_path / "sweep", "elsewhere")
+    journal.lock(sweep.folder).release()
+    shutil.rmtree(sweep.folder)
+    assert resume.find_killed(store, "elsewhere") is None
 
 
 class Killed(BaseException):
