@@ -3,7 +3,7 @@
 | code | meaning |
 |---|---|
 | 0 | every run finished; `unsupported` counts as finished |
-| 1 | a run of a sweep failed, or another error than a wrong input |
+| 1 | a run of a sweep failed, or an error other than a wrong input |
 | 2 | an input is wrong: a setting, a network's file or data, a folder that cannot be written |
 | 130, 141, 143 | interrupted (SIGINT), pipe closed (SIGPIPE), terminated (SIGTERM) |
 """

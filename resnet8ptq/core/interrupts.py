@@ -12,7 +12,7 @@ def deferred() -> Iterator[None]:
     """Delay Ctrl-C and SIGTERM until the block ends; a second signal takes effect at once.
 
     An exception inside a transaction of SQLAlchemy can leave its connection open. An open
-    connection keeps an SQLite database locked until the process ends. In other threads than the
+    connection keeps an SQLite database locked until the process ends. In threads other than the
     main one, which alone gets signals, nothing changes.
     """
     if threading.current_thread() is not threading.main_thread():

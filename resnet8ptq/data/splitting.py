@@ -28,7 +28,7 @@ Indices = NDArray[np.int64]
 def stratify(
     labels: NDArray[np.int64], units: NDArray[Any], test_fraction: float, seed: int
 ) -> tuple[Indices, Indices]:
-    """Return training and test indices: about the same fraction of each class, drawn by `seed`.
+    """Return training and test indices: about the same fraction of each class, drawn with `seed`.
 
     Equal samples, or samples of one group, stay on one side; otherwise calibration samples could
     also be test samples. They count once, with the class of the first of them. Classes that count

@@ -80,7 +80,7 @@ def _is_dequantized(name: str, links: Links) -> bool:
 
 
 def _scales_bias_otherwise(node: onnx.NodeProto, links: Links) -> bool:
-    """Return whether the bias of a Conv has another scale than input times weights."""
+    """Return whether the scale of a Conv's bias differs from that of input times weights."""
     if node.op_type != "Conv" or not any(node.input[2:3]):
         return False
     data = _read_scale(node.input[0], links)

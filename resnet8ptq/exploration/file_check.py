@@ -305,7 +305,7 @@ def _find_layer(
 ) -> str:
     """Return a text about the faulty layer and other findings, and draw the network.
 
-    If most layers have other weights than FP32, the text only says so. The text is empty if no
+    If the weights of most layers differ from FP32's, the text only says so. The text is empty if no
     layer is faulty, no tensor is matched, or the format gives no tensors.
     """
     runtime = evaluator.runtime

@@ -122,7 +122,7 @@ def print_answers(chosen: Sequence[ModelSelection]) -> None:
 
 
 def _say_other_use(answer: Explanation, apart: bool) -> str:
-    """Return the line of a model for another use than that of the headline.
+    """Return the line of a model for a use other than that of the headline.
 
     Args:
         apart: see `ModelSelection.apart`.

@@ -71,7 +71,7 @@ class Verdict:
 
     @property
     def _is_at_fault(self) -> bool:
-        """Whether the model fails for another reason than its loss; a void verdict stays void."""
+        """Whether the model fails for a reason other than its loss; a void verdict stays void."""
         return bool(self.fault) and self.loss != VOID
 
     def say(self, after: str = "") -> str:

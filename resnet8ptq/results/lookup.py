@@ -165,9 +165,9 @@ def find_newest(tracking: TrackingConfig) -> Runs:
 def _read_newest(newest: NewestRun, tracking: TrackingConfig) -> Runs | None:
     """Return the runs of the newest run's folder; None if the store must be read.
 
-    The store must be read if the folder was not made here, or has other runs than the store. The
-    same holds if the run is an analysis or still running, or if the sweep may share runs with
-    another folder.
+    The store must be read if the folder was not made here, or its runs differ from those of the
+    store. The same holds if the run is an analysis or still running, or if the sweep may share runs
+    with another folder.
 
     Raises:
         ConfigError: the folder lacks a file, or all runs of the sweep are analyses.

@@ -134,8 +134,8 @@ def summarize_sweep(
 def _choose(selected: ModelSelection) -> list[Recommendation]:
     """Return the recommendations of a selection, with the bounds that belong to their verdicts.
 
-    Models of `own_family`, and a headline that was assessed by itself, have other verdicts than in
-    the table, and therefore other bounds.
+    The verdicts of models of `own_family`, and of a headline that was assessed by itself, differ
+    from those in the table, and so do the bounds.
     """
     own = bounds.add_bounds(own_family(selected, selected.recommendations))
     cells = by_run_id(own.cells)

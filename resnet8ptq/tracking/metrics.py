@@ -176,7 +176,7 @@ def select_curves(journal: Journal) -> list[Point]:
 
 
 def _curve_keys(journal: Journal) -> set[str]:
-    """Return the metrics that are curves: they have a point at another step than 0."""
+    """Return the metrics that are curves: they have a point at a step other than 0."""
     return {key for key, _, _, step in journal.points if step}
 
 

@@ -397,7 +397,7 @@ class _Graph:
         """Return the attributes of `Inner` for MatMulNBits, whose weights are stored in blocks.
 
         The file stores weights [channels, blocks, bytes]; the attribute `weights` is [channels,
-        inputs]. The result is empty for other widths than 4 and 8 bits, for reordered inputs, or
+        inputs]. The result is empty for widths other than 4 and 8 bits, for reordered inputs, or
         without constants.
         """
         bits = attribute(node, "bits", 4)

@@ -28,7 +28,7 @@ def load(path: Path, threads: int, provider: str = CPU) -> Predictor:
         threads: number of threads of the CPU.
 
     Raises:
-        UnsupportedError: another provider than the CPU's is missing, does not start, or refuses the
+        UnsupportedError: a provider other than the CPU's is missing, does not start, or refuses the
             file.
     """
     open_logits = partial(_open_logits, path, threads, provider)

@@ -574,7 +574,7 @@ def _lines_counted() -> Iterator[None]:
     """Replace ONNX Runtime's lines about biases beyond 32 bits by one line of each kind.
 
     It logs a line for each raised weight scale, and for each bias that is cut off. Its lines about
-    scales without a channel axis, tensors of other types than floats, and copied biases are
+    scales without a channel axis, tensors of types other than float, and copied biases are
     dropped.
     """
     raised = cut = 0

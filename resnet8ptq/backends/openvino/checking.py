@@ -43,7 +43,7 @@ def compare_kernels(
             one by one.
 
     Raises:
-        UnsupportedError: OpenVINO returns outputs of other shapes than ONNX Runtime.
+        UnsupportedError: OpenVINO's outputs differ in shape from ONNX Runtime's.
     """
     samples = kernel_noise.draw_batch(calibration)
     if samples is None or quantizer.config.computes_in_float:

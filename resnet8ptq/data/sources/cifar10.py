@@ -97,7 +97,7 @@ def read_split(folder: Path, split: Side) -> tuple[NDArray[np.uint8], NDArray[np
     A batch may hold any number of images from 1.
 
     Raises:
-        DataError: a batch is missing, damaged or inconsistent, or holds other objects than arrays;
+        DataError: a batch is missing, damaged or inconsistent, or holds objects other than arrays;
             the message names the file.
     """
     planes, labels = zip(*(_read_batch(folder / name) for name in BATCHES[split]), strict=True)

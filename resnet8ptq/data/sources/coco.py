@@ -73,7 +73,7 @@ def load(config: CocoConfig, preprocess: PreprocessConfig, cache_root: Path) -> 
         ConfigError: `data.annotations` is null or not a file, `data.classes` lacks a category, or
             the pictures differ in size and `preprocess.size` is null.
         DataError: the file is not in COCO's format or too large, or a picture is missing, cannot be
-            read, or has another size than in the file.
+            read, or differs in size from the file's entry.
     """
     path = _find_annotations(config)
     annotations = _limit_masks(_read_large(path, config.classes), path)

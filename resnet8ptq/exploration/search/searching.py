@@ -442,7 +442,7 @@ def _propose(
 
 
 def _find_plainer(asked: Asked, own: Sequence[Tried], starts: Sequence[str]) -> list[Step]:
-    """Return plainer steps for the kinds of start of which no trial was measured."""
+    """Return plainer steps for the kinds of start without a measured trial."""
     steps = []
     for name in starts:
         trials = [trial for trial in own if trial.step.kind == name]

@@ -72,7 +72,7 @@ class Finding:
 
 
 def find_inexact_kernels(compared: TensorComparison) -> list[Finding]:
-    """Report kernels that return other values than the file defines.
+    """Report kernels whose values differ from those that the file defines.
 
     On x86 CPUs without VNNI, ONNX Runtime adds two products of uint8 and int8 into 16 bits, where
     255 * 127 * 2 does not fit (Intel, Intrinsics Guide, _mm256_maddubs_epi16).
@@ -146,7 +146,7 @@ def find_explained(compared: TensorComparison) -> list[Finding]:
 
 
 def describe_other_weights(compared: TensorComparison) -> str:
-    """Return a text if most layers have other weights than FP32; empty otherwise."""
+    """Return a text if the weights of most layers differ from FP32's; empty otherwise."""
     wrong = []
     for weight in compared.weights:
         if weight.spread.sqnr_db < min(WRONG_DB, find_least_db(weight.rounded.dtype)):

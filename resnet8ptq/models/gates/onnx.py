@@ -201,7 +201,7 @@ def _read_inside(
 def _inline(proto: onnx.ModelProto, path: Path) -> onnx.ModelProto:
     """Return a model without functions, which torch's and onnxscript's exporters write.
 
-    Functions of another opset than the model's are not inlined, and `_check` refuses them.
+    Functions of an opset that differs from the model's are not inlined, and `_check` refuses them.
     """
     if not proto.functions:
         return proto

@@ -81,8 +81,8 @@ def _to_onnx(program: Any, source: Path) -> onnx.ModelProto:
 def _store_attention(program: Any) -> None:
     """Copy the outputs of attention to memory in their own order, in place.
 
-    torch's kernel returns them in another order than the products into which torch then decomposes
-    attention, and a view that fits one order may not fit the other.
+    torch then decomposes attention into products, whose outputs have an order that differs from the
+    kernel's. A view that fits one order may not fit the other.
     """
     attention = torch.ops.aten.scaled_dot_product_attention.default
     contiguous = {"memory_format": torch.contiguous_format}

@@ -96,9 +96,9 @@ def describe(selected: ModelSelection, cell: Cell) -> str:
 def _show_latencies(selected: ModelSelection, cell: Cell) -> dict[str, float]:
     """Return the latencies to log on a run's page, by their names in MLflow.
 
-    Latencies measured in turns have other names than those of a run that was timed alone, so that
-    MLflow does not compare them. A single run has none here, because it has logged them itself. Nor
-    has a run that was not timed in turns with the others.
+    Latencies measured in turns and those of a run that was timed alone have different names, so
+    that MLflow does not compare them. A single run has none here, because it has logged them
+    itself. Nor has a run that was not timed in turns with the others.
     """
     record = cell.record
     timing = selected.timing

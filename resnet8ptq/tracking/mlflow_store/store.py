@@ -54,7 +54,7 @@ def check_id(text: str, key: str = "run_id") -> str:
     """Return an id from an untrusted store if it is safe in queries and commands.
 
     Raises:
-        TrackingError: the id holds other characters than letters, digits and `_`.
+        TrackingError: the id holds characters other than letters, digits and `_`.
     """
     if not ID.fullmatch(text):
         raise TrackingError(f"{key}: got {text[:100]!r}, expected letters, digits and _")

@@ -49,7 +49,7 @@ class Synced:
 def sync(store: Store, root: Path, wait_s: float = 0) -> Synced:
     """Log the ended runs below `root` that the store lacks or has in part; close killed runs.
 
-    Runs of other experiments than the store's are left out.
+    Runs of experiments other than the store's are left out.
 
     Args:
         wait_s: seconds to wait for a job whose process is about to end.
