@@ -156,7 +156,8 @@ def _find_range(entry: Any) -> Range | None:
 def _from_levels(entry: Mapping[str, Any]) -> Range | None:
     """Return the range of an entry that has a scale, and perhaps an offset or zero point.
 
-    None if a number is missing or not valid, or if the number of levels is unknown.
+    None if the scale is missing, a number is not valid, or the number of levels is unknown. A
+    missing zero point is 0. Without a bit width or dtype, values are unsigned, with 8 bits.
 
     AIMET 0.6 and 1.0: low = scale * offset, with unsigned levels. AIMET 2.0 and ONNX:
     low = scale * (least level - zero_point).

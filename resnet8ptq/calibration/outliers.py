@@ -90,8 +90,9 @@ def find_outliers(tensor: str, peaks: Peaks) -> Outliers | None:
     """Return the samples that exceed all others by at least `RATIO`; None if there are none.
 
     Outliers lie above a gap between the sorted peaks, so a heavy tail, which decreases step by
-    step, has none. Samples of zeros, such as black pictures, are not compared. There are no
-    outliers among fewer than `LEAST` samples, and at most a share of `MOST`, or a single one.
+    step, has none. Samples of zeros, such as black pictures, are not compared. Fewer than `LEAST`
+    samples have no outliers. At most the share `MOST` of the samples, or one sample, can be
+    outliers.
     """
     sizes = np.where(np.isfinite(peaks), peaks, np.inf).astype(np.float64)
     order = np.argsort(-sizes, kind="stable")

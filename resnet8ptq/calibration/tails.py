@@ -53,7 +53,7 @@ class TailObserver(TensorObserver):
         return [self._fill(end).stats(num_bins) for end in self.middle]
 
     def _fill(self, value: float) -> TensorObserver:
-        """Return the observer whose uncounted values all lie in the bin of a value."""
+        """Return a copy that counts all uncounted values in the bin of `value`."""
         position = min(max(math.floor(value / self.width), -HALF), HALF - 1)
         counts = self.counts.copy()
         counts[HALF + position] += self.uncounted

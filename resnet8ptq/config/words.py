@@ -131,7 +131,8 @@ def is_plain(word: str) -> bool:
     """Return whether a setting from another person is safe to repeat.
 
     The key must be a group or in the schema, and name no code, command, store or cache. The value
-    must be a single one, and import and look up nothing.
+    must not be a sweep, import code or refer to other values (`${...}`). Lists and dicts are safe
+    if their values are.
     """
     try:
         override = parse(word)

@@ -541,10 +541,10 @@ def _descend(
 def find_kept(weights: Array, scheme: WeightScheme) -> NDArray[np.bool_]:
     """Return a mask of the weights [output channels, ...] that keep their nearest level.
 
-    Without clipping, these are the weights at the ends of the range, which define the grid, and the
-    weights whose nearest level is the first or the last. In some schemes (uint8, symmetric) the
-    value of such a level lies outside the range, so a weight there would change the grid. With
-    clipping, these are the weights beyond the range, whose level is the outermost.
+    Without clipping, weights at the ends of the range are kept, because they define the grid.
+    Weights whose nearest level is the first or the last are kept, too. In some schemes (uint8,
+    symmetric) the value of such a level lies outside the range, so a weight there would change the
+    grid. With clipping, the weights beyond the range are kept, whose level is the outermost.
     """
     grid = scheme.grid(weights, 0)
     if scheme.clips:

@@ -544,7 +544,8 @@ def _reads(block: Block, name: str) -> bool:
 def _keep(outputs: Values, before: Values, named: Sequence[str]) -> Values:
     """Return the tensors that later blocks may read: a block's outputs and earlier tensors.
 
-    After a single output, later blocks read only the `named` of the earlier tensors.
+    A block with a single output ends where no other tensor is live. Of the earlier tensors, later
+    blocks then read only those in `named`.
     """
     if len(outputs) == 1:
         return {**{name: before[name] for name in named}, **outputs}

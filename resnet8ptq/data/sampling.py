@@ -33,8 +33,8 @@ def draw_calibration(
 
     Without classes, draw `samples_per_class` samples in total. Separate calibration samples of a
     data set replace its training samples. Copies of test samples are not drawn. Groups are drawn
-    whole, as long as they fit, but at least one of each class; the class of a group is that of its
-    first free sample.
+    whole, until the next one would exceed the number of samples. At least one group of each class
+    is drawn, even if it is larger. The class of a group is that of its first free sample.
 
     Args:
         samples_per_class: number of samples of each class. None draws 100; with more than 20
@@ -137,7 +137,8 @@ def draw_held_out(data: Dataset, samples: int | None, taken: Sequence[Split] = (
 
     The seed of the draw is constant, so that runs with different `seed` and calibration samples
     choose on the same samples. A smaller draw is a subset of a larger one. Copies of test samples
-    are not drawn. Groups are drawn whole, as long as they fit, but at least one.
+    are not drawn. Groups are drawn whole, until the next one would exceed the number of samples. At
+    least one group is drawn, even if it is larger.
 
     Args:
         samples: number of samples; None for 2,000, or half of the free samples if this is less.

@@ -155,7 +155,10 @@ def targets_of(split: Split) -> Targets:
 
 
 def with_logits(evaluation: Evaluation, copies: Sequence[Predictor], split: Split) -> Evaluation:
-    """Return the evaluation, with the logits of the first samples if outputs are probabilities."""
+    """Return the evaluation; if its outputs are probabilities, with the first samples' logits.
+
+    The logits are None if the copies give none.
+    """
     if evaluation.outputs.final != PROBABILITIES:
         return evaluation
     logits = collect_logits(copies, split, evaluation.batching.batch_size)

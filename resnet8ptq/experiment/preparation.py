@@ -179,7 +179,8 @@ def place(work: Workspace, prepared: Prepared) -> Prepared:
 def keep_large_in_float(work: Workspace, prepared: Prepared) -> Prepared:
     """With `dtype=fp16`, keep layers in float32 whose values are too large for float16.
 
-    Otherwise weights could not be stored, or a runtime that computes in float16 would overflow.
+    The values are those of the layers' inputs and outputs. Otherwise a runtime that computes in
+    float16 would overflow.
     """
     calib = replace(work.config.calib, name="minmax", table=None)
     samples = work.samples.calibrating.split

@@ -121,7 +121,7 @@ def find_cause(
 
 
 def _find_preprocessing(run: Run, samples: Split, expected: Outputs, sized: bool) -> str:
-    """Return a text if another usual preprocessing brings the file's outputs near those of FP32."""
+    """Return a cause as text if another usual preprocessing suits the file better; else empty."""
 
     def measure(split: Split) -> float:
         try:
@@ -157,7 +157,10 @@ def _other_steps(samples: Split, sized: bool) -> Iterator[tuple[str, Preprocessi
 def _find_exchanged_axes(
     evaluator: Evaluator, run: Run, samples: Split, expected: Outputs, outputs: Outputs
 ) -> str:
-    """Return a text if the file takes square pictures with height and width exchanged."""
+    """Return a cause as text if the file takes height and width exchanged; else empty.
+
+    Only a network with a single input of square pictures is checked.
+    """
     pairs = options_of(evaluator.quantizer.config, FileConfig).inputs or {}
     if not samples.has_pictures or len(pairs) != 1:
         return ""
@@ -187,7 +190,10 @@ def _find_exchanged_axes(
 
 
 def _find_last_step(outputs: Outputs, expected: Outputs) -> str:
-    """Return a text if one output is a usual function of the other, such as its softmax."""
+    """Return a cause as text if the file has one last step more or less than FP32; else empty.
+
+    The steps are softmax, sigmoid and logarithm. Only a single output [n, values] is checked.
+    """
     ours = expected[0].astype(np.float64)
     theirs = outputs[0].astype(np.float64)
     if len(outputs) != 1 or theirs.ndim != 2 or theirs.shape != ours.shape:
@@ -222,7 +228,10 @@ def _centred_db(expected: Matrix, outputs: Matrix) -> float:
 
 
 def _find_class_order(outputs: Outputs, expected: Outputs) -> str:
-    """Return a text if the file's classes are FP32's in another order."""
+    """Return a cause as text if the file has the classes in another order; else empty.
+
+    Only a single output of 3 to 1,000 classes is checked.
+    """
     ours = expected[0]
     theirs = outputs[0]
     if len(outputs) != 1 or theirs.ndim != 2 or theirs.shape != ours.shape:
@@ -243,7 +252,7 @@ def _find_class_order(outputs: Outputs, expected: Outputs) -> str:
 
 
 def _find_mixed_units(names: Sequence[str], outputs: Outputs, expected: Outputs) -> str:
-    """Return a text if the file loses one part of an output that joins values of several units.
+    """Return a cause as text if the file loses a part of an output with mixed units; else empty.
 
     An 8-bit scale for coordinates in pixels has no levels for scores from 0 to 1.
     """
@@ -274,7 +283,7 @@ def _say_cut(cut: tuple[slice, ...]) -> str:
 
 
 def _find_input_range(evaluator: Evaluator, samples: Split, path: Path) -> str:
-    """Return a text if an input of the file cannot hold the samples' values."""
+    """Return a cause as text if an input cannot hold the samples' values; else empty."""
     contents = reading.admit(path, evaluator.runtime.cache_root).contents
     pairs = options_of(evaluator.quantizer.config, FileConfig).inputs or {}
     values = feed(samples.inputs(slice(None)), [*pairs])
@@ -303,7 +312,7 @@ def _sqnr_db(expected: Outputs, outputs: Outputs) -> float:
 def _find_layer(
     evaluator: Evaluator, samples: Split, path: Path, config: RunConfig, folder: Path
 ) -> str:
-    """Return a text about the faulty layer and other findings, and draw the network.
+    """Return the faulty layer and other findings as text, and draw the network.
 
     If the weights of most layers differ from FP32's, the text only says so. The text is empty if no
     layer is faulty, no tensor is matched, or the format gives no tensors.

@@ -532,7 +532,7 @@ def _fix_first(
 
 
 def _to_linear(weights: torch.Tensor) -> torch.nn.Linear:
-    """Return a product with weights [inputs, outputs]."""
+    """Return a module that multiplies by weights [inputs, outputs]."""
     linear = torch.nn.Linear(*weights.shape, bias=False, device="meta")
     linear.weight = torch.nn.Parameter(weights.T.contiguous())
     return linear

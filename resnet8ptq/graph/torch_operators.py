@@ -560,7 +560,7 @@ def _recurrent(node: Node) -> torch.nn.Module | None:
 
 
 def _resize(node: Node) -> torch.nn.Module | None:
-    """Return torch's interpolation if it computes the same values; else a product with matrices.
+    """Return torch's interpolation if it computes the same values; else `_resample`'s module.
 
     The unit matrix shows how torch and ONNX Runtime resize an axis, because a Resize is linear
     along each axis. Returns None for crops, for a kept aspect ratio, for a resized batch, if the
@@ -596,7 +596,7 @@ def _resize(node: Node) -> torch.nn.Module | None:
 
 
 def _resample(matrices: Mapping[int, NDArray[np.float32]]) -> torch.nn.Module:
-    """Return a product with a matrix [size, new size] along each axis of `matrices`."""
+    """Return a module that resizes axes by matrices [size, new size]; the keys are the axes."""
 
     def resample(values: torch.Tensor, **buffers: torch.Tensor) -> torch.Tensor:
         for axis, matrix in zip(matrices, buffers.values(), strict=True):

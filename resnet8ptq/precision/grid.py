@@ -147,7 +147,7 @@ def fit_bias(
 
     Args:
         scale: the scale of the input.
-        per_channel: whether each channel has a scale, or the layer only one.
+        per_channel: whether each channel has a scale; otherwise, the layer has a single one.
     """
     rows = weights.reshape(len(weights), -1)
     # A bias of 2**30 steps leaves room within 32 bits

@@ -294,7 +294,8 @@ class ModelSelection:
         """Return the best of `cells` on the selection samples, or else on the reported samples.
 
         On the selection samples, the `criterion`, if any, chooses among the models near the best
-        one. Among equal models, the smallest of about the fastest is chosen.
+        one. Among equal models, those slower than the fastest by more than `SAME_SPEED` drop out,
+        and the smallest of the others is chosen. A model without a latency does not drop out.
 
         Args:
             reported: whether to choose on the reported samples in any case.
@@ -319,7 +320,7 @@ class ModelSelection:
     def _best_by_criterion(
         self, criterion: Metric, first: Cell, cells: Sequence[Cell]
     ) -> list[Cell]:
-        """Return those models near the first one that are about the best by the criterion."""
+        """Return the models near the first one whose criterion is within `CLOSE` of the least."""
         metric = self.family.metric
         near = [first]
         for cell in cells:

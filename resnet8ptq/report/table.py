@@ -186,7 +186,10 @@ def brief(
 
 
 def to_csv(records: Sequence[RunRecord]) -> str:
-    """Return a CSV with a line for each run, and a column for each param and metric of any run."""
+    """Return a CSV with a line for each run.
+
+    The columns are id, status and reason, then each param and metric that any run has.
+    """
     all_params: set[str] = set()
     all_metrics: set[str] = set()
     for record in records:

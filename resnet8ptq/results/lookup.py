@@ -118,7 +118,8 @@ def load_sweep(
 
     Raises:
         ConfigError: the sweep does not exist or has no runs, or an argument is wrong.
-        TrackingError: the store cannot be read, or a record is damaged.
+        TrackingError: the store cannot be read, a record is damaged, or the store no longer has a
+            run that the sweep shares with another.
     """
     source = _find(SWEEP, run_id, folder, tags=tags, tracking=tracking or TrackingConfig())
     return source.assess_sweep(limits or {})

@@ -105,7 +105,7 @@ class SettingsSearch:
         the search.
 
         Raises:
-            ConfigError: the settings of all first steps conflict.
+            ConfigError: each first step has conflicting settings or lacks training samples.
             PtqError: two steps fail with the same error of the input before any is measured.
         """
         if self.begun_s is None:

@@ -231,7 +231,7 @@ def _centre(logits: NDArray[np.float64]) -> NDArray[np.float64]:
 def to_probabilities(outputs: Outputs, targets: Targets | None = None) -> Outputs:
     """Return outputs with probabilities [n, classes] as values, and with logits if known.
 
-    A softmax turns logits into probabilities. Values of other kinds stay as they are.
+    A softmax turns logits into probabilities. Values of other kinds keep their numbers.
     """
     [values] = outputs.values
     values = as_rows(values)

@@ -240,7 +240,8 @@ class TokenScores(ClasswiseScores):
     def per_sample(self) -> Replicates:
         """The metric on each bootstrap sample.
 
-        Sentences without spans do not count as items, because they can neither gain nor lose.
+        Sentences without true or predicted spans do not count as items, because they do not change
+        the F1.
         """
         of_sentence = self.counts.sum(axis=2)
         replicates = _f1((self._weights @ of_sentence).T[np.newaxis])[0]

@@ -126,7 +126,7 @@ def find_optimizer(
 def _explain(
     open_file: Opener, samples: np.ndarray, defined: Sequence[np.ndarray], kernels_db: float
 ) -> str:
-    """Return the optimizer that causes the noise, if it is a single one, and the mend."""
+    """Return as text which optimizer causes the noise, or that no single one does, and the mend."""
     optimizer = find_optimizer(open_file, samples, defined, kernels_db)
     if optimizer is None:
         return "no single optimizer is the cause; try another backend, or graph optimization off"

@@ -226,8 +226,8 @@ def find_output_nodes(graph: onnx.GraphProto) -> list[str]:
     """Return the names of the nodes after the last layers of an FP32 graph.
 
     Raises:
-        UnsupportedError: an activation follows a last layer, so it is fused into the layer's
-            kernel; or the graph has no layer.
+        UnsupportedError: a Relu or Clip follows a last layer, whose kernel would compute it; or the
+            graph has no layer.
     """
     wrong = "float_output: got {} before the output, expected a layer"
     last, behind = find_tail(graph)

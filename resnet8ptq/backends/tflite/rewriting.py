@@ -150,8 +150,8 @@ def scale_activations(model: Any, names: list[str], graph: onnx.GraphProto, rang
     """Set the scales and zero points of the int8 activations, in place.
 
     The outputs of pools and moves take the scale of their input. The outputs of operators with a
-    fixed range, such as a softmax, keep their own. Average pools over whole maps become means if
-    the graph has their range.
+    fixed range, such as a softmax, keep their own. Average pools over whole maps become means, see
+    `_pools_to_means`.
 
     Args:
         names: see `match_layers`.
@@ -324,8 +324,9 @@ def _find_node(graph: onnx.GraphProto, kind: str, inputs: list[str]) -> onnx.Nod
 def _pools_to_means(
     model: Any, activations: dict[int, str], graph: onnx.GraphProto, ranges: Ranges
 ) -> None:
-    """Turn average pools over whole maps into means, in place, if the graph has their range.
+    """Turn average pools over whole maps into means, in place, if `ranges` has their outputs.
 
+    A pool stays a pool if its input has no known ONNX tensor, or if several ONNX pools read it.
     TFLite gives a pool's output the range of the pool's input, which is often several times wider.
     The output of a mean has its own range.
 

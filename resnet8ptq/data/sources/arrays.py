@@ -422,7 +422,8 @@ def _find_split(arrays: Arrays, config: ArraysConfig, root: Path) -> list[Chosen
         None if the arrays form no split, or if the settings name a single input or the labels.
 
     Raises:
-        ConfigError: labels are not recognized, or `data.groups` names one array for both sides.
+        ConfigError: labels are not recognized, `data.groups` names one array for both sides, or
+            several arrays of a side have a usual name for inputs, labels or groups.
     """
     if isinstance(config.inputs, str) or config.labels not in (None, NO_LABELS):
         return None
@@ -577,7 +578,8 @@ def _find_one(arrays: Arrays, config: ArraysConfig, root: Path) -> Chosen:
     """Return the names for `KEYS` of arrays without a split; None for missing labels and groups.
 
     Raises:
-        ConfigError: inputs or labels are not recognized.
+        ConfigError: inputs or labels are not recognized, or several arrays have a usual name for
+            inputs, labels or groups.
     """
     usual = _Usual()
     alone = []  # the usual names in a file that holds only one side
@@ -721,7 +723,8 @@ def _find_inputs(
     """Return the array of a single input, or records of the inputs in a dict, from the cache.
 
     Raises:
-        DataError: arrays of a dict are not finite numbers, or differ in their number of samples.
+        DataError: arrays of a dict are empty, are not finite numbers, or differ in their number of
+            samples.
     """
     if not isinstance(inputs, dict):
         array = find("data.inputs", inputs)

@@ -79,7 +79,8 @@ def find_sources(
 ) -> list[NoiseSource]:
     """Return the rounded tensors as sources, in the order of the graph.
 
-    Tensors with the same levels share a source. Tensors with all nodes in `in_float` are left out.
+    Tensors with the same levels share a source. A source is left out if all its nodes are in
+    `in_float`. The other sources keep only nodes outside `in_float`.
     """
     order = {node.name: index for index, node in enumerate(fp32.node)}
     producers = Links(fp32).producers
@@ -154,7 +155,7 @@ def _measurer(
 ) -> Callable[[Sequence[NoiseSource]], float]:
     """Return a function from sources to their noise: the sum of relative squared errors.
 
-    The errors are those of all outputs, each relative to its power over the samples.
+    An output's squared error is relative to the output's power in FP32, summed over the samples.
     """
     names = input_names(fp32.graph)
     batches = list(samples.batches(1))

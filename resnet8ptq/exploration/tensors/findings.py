@@ -74,8 +74,8 @@ class Finding:
 def find_inexact_kernels(compared: TensorComparison) -> list[Finding]:
     """Report kernels whose values differ from those that the file defines.
 
-    On x86 CPUs without VNNI, ONNX Runtime adds two products of uint8 and int8 into 16 bits, where
-    255 * 127 * 2 does not fit (Intel, Intrinsics Guide, _mm256_maddubs_epi16).
+    On x86 CPUs without VNNI, ONNX Runtime adds two products of uint8 and int8 into 16 bits (Intel,
+    Intrinsics Guide, _mm256_maddubs_epi16). The largest sum, 2 * 255 * 127, does not fit.
     """
     off = [tensor for tensor in compared.tensors if tensor.off_share > OFF_SHARE]
     if not any(map(_is_inexact, off)):
@@ -146,7 +146,7 @@ def find_explained(compared: TensorComparison) -> list[Finding]:
 
 
 def describe_other_weights(compared: TensorComparison) -> str:
-    """Return a text if the weights of most layers differ from FP32's; empty otherwise."""
+    """Return a cause as text if the weights of most layers differ from FP32's; else empty."""
     wrong = []
     for weight in compared.weights:
         if weight.spread.sqnr_db < min(WRONG_DB, find_least_db(weight.rounded.dtype)):
@@ -218,7 +218,10 @@ def find_outlier_weight(compared: TensorComparison) -> list[Finding]:
 
 
 def find_outlier_activations(compared: TensorComparison) -> list[Finding]:
-    """Report ranges much larger than nearly all values, by outliers in few or in many channels."""
+    """Report ranges that outliers make much larger than 99% of the values need.
+
+    Outliers in a few channels are one kind of finding, all others are another.
+    """
     by_channel = []
     others = []
     for tensor in sorted(compared.tensors, key=lambda tensor: tensor.spread.bulk_db):

@@ -1,7 +1,7 @@
 """Computes the AP of bootstrap samples of the pictures, from matches that were computed once.
 
-A bootstrap sample is a weight for each picture: the number of times that the picture was drawn. The
-right detections stay the same, and are counted with these weights.
+A bootstrap sample is a weight for each picture: the number of times that the picture was drawn. A
+detection stays right or wrong in each sample, and counts as often as its picture was drawn.
 """
 
 from collections.abc import Sequence

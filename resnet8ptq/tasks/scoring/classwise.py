@@ -98,7 +98,7 @@ class ClassChanges:
 
     @classmethod
     def of(cls, model: ClasswiseScores, baseline: ClasswiseScores) -> Self:
-        """Return the changes from the baseline, with a test of each class in enough samples.
+        """Return the changes from the baseline, tested for classes in at least `ENOUGH` samples.
 
         The test uses the normal distribution with the bootstrap's standard error (Efron and
         Tibshirani, An Introduction to the Bootstrap, 1993). With many classes, a p-value from

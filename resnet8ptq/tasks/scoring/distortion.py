@@ -125,7 +125,10 @@ def _sizes_along(signal: Array, axis: int) -> NDArray[np.float64]:
 
 
 def _find_borders(sizes: NDArray[np.float64], start: int = 0) -> list[int]:
-    """Return the sorted indices at which the sizes change by `UNITS`, see `find_units`."""
+    """Return the sorted indices that begin a part of another unit, see `find_units`.
+
+    At a border, all sizes on one side are at least `UNITS` times those on the other side.
+    """
     # Find the border with the largest factor
     best = UNITS
     border = 0

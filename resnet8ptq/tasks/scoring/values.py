@@ -39,7 +39,7 @@ class SampleValues(ABC):
         """Return the margin of the loss against the baseline over a limit; see `Metric.loss`."""
 
     def margin_over(self, other: Self, metric: Metric, limit: float, items: int) -> Margin:
-        """Return the margin over a limit of the loss against another quantized model."""
+        """Return the margin, over a limit, of the loss against another quantized model."""
         return self.margin(other, metric, limit, items)
 
     def select(self, rows: NDArray[np.bool_]) -> Self | None:
@@ -113,7 +113,7 @@ class Paired:
         return all(np.array_equal(ours[name], theirs[name]) for name in self.baseline.shared)
 
     def margin_over(self, other: Self, metric: Metric, limit: float, items: int) -> Margin:
-        """Return the margin over a limit of the loss against another run on the same samples.
+        """Return the margin, over a limit, of the loss against another run on the same samples.
 
         The margin is unknown if one of the runs, or both, may stop early.
         """

@@ -44,8 +44,8 @@ class _Unchecked:
 
     The first check loads the file, which the run has already measured. This takes 5% of a short
     run, and two seconds more if the file needs torch. The second check lists the files of every
-    installed package, which takes 0.6 seconds. This check would never warn, because the installed
-    versions are pinned.
+    installed package, which takes 0.6 seconds. This check would never warn, because a run pins the
+    versions that are installed.
     """
 
     flavor: Any
