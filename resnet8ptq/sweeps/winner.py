@@ -110,7 +110,7 @@ def announce(chosen: Sequence[ModelSelection], delivery: Delivery, goal: str) ->
         say(console, f"  file: {delivery.path}")
         return EXIT_CODES[UNDECIDED]
     if delivery.path is not None:
-        say(console, "\nNothing could be quantized, see the reasons above: FP32 stays.")
+        say(console, "\nNo step gave a quantized file, see the reasons above: FP32 stays.")
         say(console, f"  file: {delivery.path}")
     else:
         say(console, "\nNo model was confirmed: no step could be measured.")
