@@ -23,7 +23,7 @@ from pathlib import Path
 from resnet8ptq.backends.contract import Artifact
 from resnet8ptq.core import command, files, invocation
 from resnet8ptq.core.console import silenced, waiting
-from resnet8ptq.core.errors import ConfigError, errors_as
+from resnet8ptq.core.errors import ConfigError, ModelError, errors_as
 from resnet8ptq.deploy import reproducing, source
 from resnet8ptq.deploy.reproducing import Scored
 from resnet8ptq.deploy.source import SourceRun
@@ -81,8 +81,11 @@ def main(words: list[str]) -> None:
         with waiting("Reading the run's samples"), silenced():
             scored = _open(run, asked.cache_dir)
         wrong = f"result: got {asked.result}, whose outputs do not fit the run"
-        with errors_as(ConfigError, wrong):  # anyone may have written the result
-            result = _measure(run, scored, replace(scored.evaluator, target=carried))
+        try:
+            with errors_as(ConfigError, wrong):  # anyone may have written the result
+                result = _measure(run, scored, replace(scored.evaluator, target=carried))
+        except ModelError:  # outputs without a row for each sample
+            raise ConfigError(wrong) from None
         with waiting("Replacing the run's result"):
             _replace_result(store, run, scored, result)
 
