@@ -302,7 +302,7 @@ class Activations:
     def _observe(
         self, proto: onnx.ModelProto, names: Sequence[str], make: Callable[[], TensorObserver]
     ) -> dict[str, TensorObserver]:
-        """Run all samples, and observe the tensors `names`, each by an observer of its own."""
+        """Run all samples, and observe the tensors `names`, each by its own observer."""
         # Group the tensors by memory, and find out which have a value for each sample
         observers = {name: make() for name in names}
         inputs = [value.name for value in proto.graph.input if value.name in observers]

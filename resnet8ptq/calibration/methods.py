@@ -49,9 +49,9 @@ def moving_average(stats: TensorStats, config: CalibConfig) -> Range:
 def percentile(stats: TensorStats, config: CalibConfig) -> Range:
     """Return the range of the middle `config.percentile` percent of the values.
 
-    Half of the rest is cut on each side, at edges of the histogram's bins. These are the edges of
-    ONNX Runtime's percentile calibration, whose sums of shares are rounded: where an edge cuts
-    exactly half of the rest, it may choose the next one.
+    Half of the rest is cut on each side, at edges of the histogram's bins. The percentile
+    calibration of ONNX Runtime chooses the same edges. Because it rounds its sums of shares, it may
+    choose the next edge where an edge cuts exactly half of the rest.
     """
     if config.percentile == 100:
         return stats.low, stats.high

@@ -45,8 +45,8 @@ T = TypeVar("T")
 class Abort(BaseException):
     """Ends Hydra with an error.
 
-    An `Exception` would not end Hydra's work: after that of a job, Hydra continues with the next
-    job, and it turns that of a callback into a warning.
+    An `Exception` would not end Hydra. After the exception of a job, Hydra continues with the next
+    job; it turns the exception of a callback into a warning.
     """
 
     def __init__(self, error: Exception) -> None:

@@ -38,9 +38,9 @@ def pack(arrays: Mapping[str, Array], path: Path | None = None) -> Array:
 def unpack(samples: Array) -> dict[str, Array]:
     """Return the fields of records [N] as contiguous arrays [N, ...] by name.
 
-    The arrays are copies. Without a copy, the field of a single record would count as contiguous
-    although its stride is the record's size, which torch refuses unless the value's size divides
-    it.
+    The arrays are copies. Without a copy, the field of a single record would count as contiguous,
+    although its stride is the record's size. torch refuses such a stride unless it is a multiple of
+    the value's size.
     """
     return {name: samples[name].copy() for name in names_of(samples.dtype)}
 

@@ -38,9 +38,9 @@ class Walk:
                 ...
 
     The stored tensor is a cut: all layers after it depend only on it and on the network's inputs
-    (`graph.layers.find_cuts`). If the cuts' tensors fit into a step's memory budget for all
-    samples, a walk over all layers takes as long as a few runs of the network, instead of one run
-    for each layer.
+    (`graph.layers.find_cuts`). If the cuts' tensors of all samples fit into a step's memory
+    budget, a walk over all layers takes as long as a few runs of the network. Without cuts, it
+    would take one run for each layer.
     """
 
     def __init__(

@@ -563,8 +563,8 @@ def _resize(node: Node) -> torch.nn.Module | None:
     """Return torch's interpolation if it computes the same values; else `_resample`'s module.
 
     The unit matrix shows how torch and ONNX Runtime resize an axis, because a Resize is linear
-    along each axis. Returns None for crops, for a kept aspect ratio, for a resized batch, if the
-    sizes are unknown, and unless the node has a target for each axis.
+    along each axis. Returns None for crops, a kept aspect ratio or a resized batch. Returns None
+    also if the rank or a size that a matrix needs is unknown, or an axis lacks a target.
     """
     rank = len(node.sizes)
     cropped = b"tf_crop" in node("coordinate_transformation_mode", b"")

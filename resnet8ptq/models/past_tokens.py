@@ -15,8 +15,8 @@ PAST = "past_key_values"  # the start of such inputs' names
 def remove_past(graph: onnx.GraphProto) -> list[str]:
     """Remove the inputs `past_key_values...`, as if they were empty; return their names.
 
-    The inputs stay, and no name is returned, if a node does anything other than join them to
-    present tokens or read their shape, or if the network has no other inputs.
+    A node may only join these inputs to present tokens, or read their shape. Otherwise the inputs
+    stay, and no name is returned. The same holds if the network has no other inputs.
     """
     past = {}
     others = []

@@ -82,7 +82,7 @@ class Summary:
         """Return how a backend computes an operator.
 
         The text is `8 bits`, `dynamic` (8 bits with method=dynamic, else float), `float`, `folded`,
-        or `-` if the backend cannot take the network. If only a part of the nodes is treated so,
+        or `-` if the backend cannot take the network. If only some of the nodes are treated so,
         the text has the counts, such as `8 bits: 25 of 33` with attention, or `folded: 2 of 3`.
         """
         if backend not in self.quantized:

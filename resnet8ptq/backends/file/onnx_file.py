@@ -370,8 +370,8 @@ class _Graph:
     ) -> dict[str, Any]:
         """Return the attributes of `Inner` for weights that are stored as integers.
 
-        The result is empty if the levels, the scales or the zero points are not constants, or if
-        the number of scales or of zero points is neither 1 nor that of the channels.
+        The result is empty if the levels, the scales or the zero points are not constants. It is
+        also empty unless there are one scale and one zero point, or as many as channels.
 
         Args:
             name: the name of the levels.

@@ -9,8 +9,8 @@ The values of a broken file are wrong after its fault. Tensors are therefore mat
    without a layout choose the candidates;
 3. by the order of the others, whose values may be wrong: the alignment with the largest sum of
    scores (Needleman and Wunsch, 1970, with gaps that cost nothing). An error spreads to all later
-   tensors, so only pairs after the last pair of steps 1 and 2 may have unlike values; earlier pairs
-   need values that are somewhat alike.
+   tensors. Only pairs after the last pair of steps 1 and 2 may therefore have unlike values.
+   Earlier pairs need values that are somewhat alike.
 """
 
 import itertools

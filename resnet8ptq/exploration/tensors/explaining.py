@@ -232,7 +232,7 @@ def _find_factor(exact: Matrix, actual: Matrix, few: int = FEW) -> LayerExplanat
     """Return an explanation if the values are FP32's times one factor, or one for each channel.
 
     Args:
-        few: least number of values of a channel for a factor of its own.
+        few: the least number of values with which a channel gets its own factor.
     """
     noise = np.square(actual - exact).sum()
     whole = (exact * actual).sum() / max(np.square(exact).sum(), np.finfo(float).tiny)

@@ -281,7 +281,7 @@ def _is_map(frame: Frame, anchors: int, shape: Shape, size: tuple[int, int]) -> 
 def _decode_yolov3(outputs: Sequence[Array], frame: Frame) -> Candidates:
     """Decode outputs of each stride (Redmon, Farhadi, "YOLOv3: An Incremental Improvement", 2018).
 
-    The anchors are on an axis of their own, or joined with the values on the first or last axis.
+    The anchors are on a separate axis, or joined with the values on the first or last axis.
     """
     anchors = frame.anchors
     assert anchors is not None  # the head fits
