@@ -124,6 +124,8 @@ def find_class_order(scores: Scores, names: Sequence[str]) -> str:
     if not isinstance(scores, ClassScores) or scores.probabilities.shape[1] != len(names):
         return ""
     labels = scores.labels
+    if len(names) > len(labels):  # classes without a sample have no order
+        return ""
     predictions = scores.per_sample.predictions
     mixed = np.random.default_rng(0).permutation(len(labels))
     known, checked = np.array_split(mixed, 2)
