@@ -329,8 +329,15 @@ def _require_labels(summary: Summary) -> str:
     """Return a line about the labels that fit the outputs of a network."""
     inputs = summary.contract.inputs
     outputs = summary.contract.outputs
+    maps = (
+        "masks (data.masks=FOLDER, or integers [N, height, width]) or target pictures "
+        "(data.targets=FOLDER)"
+    )
     if [tensor.shape for tensor in inputs] == [tensor.shape for tensor in outputs]:
-        return "no labels, or labels of anomalies: input and output have the same shape"
+        line = "no labels, or labels of anomalies"
+        if len(inputs[0].shape) == 3:
+            line += f", or {maps}"
+        return f"{line}: input and output have the same shape"
     scores = [tensor for tensor in outputs if is_vector(tensor.shape)]
     if len(outputs) == 1 and scores:
         size = count_scores(outputs[0].shape) or "?"
@@ -338,10 +345,14 @@ def _require_labels(summary: Summary) -> str:
             return "labels 0 and 1, or values: it returns one value"
         kind = "probabilities" if summary.final == "Softmax" else "logits or values"
         return f"labels of {size} classes, if these are classes: {kind}"
-    line = (
-        "no labels: its outputs are compared with FP32, value by value; or, if it is a detector, "
-        "boxes (data=coco)"
-    )
+
+    # A map has two axes besides that of its classes or channels; so have raw outputs of detectors
+    line = "no labels: its outputs are compared with FP32, value by value"
+    has_maps = any(len(one.shape) == 3 for one in outputs if not is_vector(one.shape))
+    if has_maps:
+        line += f"; or, if it returns a map of the picture, {maps}"
+    if len(outputs) > 1 or not has_maps:
+        line += "; or, if it is a detector, boxes (data=coco)"
     if scores:
         kept = " or ".join(f"[{tensor.name}]" for tensor in scores)
         line += f"; or labels of classes, if model.outputs={kept} keeps one output"

@@ -84,7 +84,8 @@ class Loss(_Part):
     lower_bound: float | None = _of("loss_lower_bound")
     limit: float = _of("limit")
     verdict: Literal["pass", "fail", "undecided", "void"] | None = _of("loss_verdict")
-    p_value: float | None = _of("p_value")
+    # The bounds decide the verdict, not this p-value
+    difference_p_value: float | None = _of("p_value")
 
 
 class Samples(_Part):

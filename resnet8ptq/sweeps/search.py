@@ -32,7 +32,7 @@ from resnet8ptq.report.verdicts import find_fault
 from resnet8ptq.sweeps.budget import Budget, again_s, confirm_s, expect_s
 from resnet8ptq.sweeps.delivery import Delivery
 from resnet8ptq.tasks.scoring.metric import BASELINE, Metric
-from resnet8ptq.tasks.scoring.statistics import SIGNIFICANCE
+from resnet8ptq.tasks.scoring.statistics import SIGNIFICANCE, tango
 from resnet8ptq.tracking.journal import NOTE_TAG
 from resnet8ptq.tracking.record import RunRecord
 
@@ -54,6 +54,7 @@ class TimeLimits:
 
 
 Launch = Callable[[Sequence[Step], TimeLimits], Sequence[RunRecord | Exception]]
+CONFIRMATIONS = "report.confirmations"
 LEAST_S = 1.0  # least time limit of a job, whose learned layers may be in the cache
 INPUT_ERRORS = (ConfigError, DataError, ModelError)
 
@@ -192,6 +193,9 @@ class SettingsSearch:
         A model that cannot be measured on these samples is left out of later choices.
         """
         step = searching.confirm(self.asked, finalist.settled_step)
+        if self.allowed.confirmations == 1:  # its verdict needs no correction
+            settings = {**step.settings, CONFIRMATIONS: f"{CONFIRMATIONS}=1"}
+            step = replace(step, settings=settings)
         if finalist.same_samples:
             step = replace(step, why="confirmation: the best so far; the same samples chose it")
         [done] = self._run([step], self._left_s())
@@ -338,12 +342,26 @@ class SettingsSearch:
         if result.status == "ok" and not result.is_analysis:
             metric = result.task.metric
             self.asked = replace(self.asked, limit=metric.limit(self.allowed))
+            self._plan_confirmations(metric)
             sound = not find_fault(metric, result, self.allowed)
         level = SIGNIFICANCE
         if step.kind == searching.CONFIRM:  # correct for several confirmations on the same samples
             level = SIGNIFICANCE / self.allowed.confirmations
         done = measure(step, record=result, seconds=seconds, level=level)
         return replace(done, within=done.within and sound)
+
+    def _plan_confirmations(self, metric: Metric) -> None:
+        """Plan one confirmation if the reported samples are too few for a pass corrected for more.
+
+        Not even a model that changes no sample could pass then. The plan depends on the number of
+        samples alone, not on a result, so that it keeps the level of the test.
+        """
+        reported = self.asked.reported
+        if not metric.bounded or not reported or CONFIRMATIONS in self.asked.fixed:
+            return
+        least_p = tango(lost=0, won=0, total=reported, limit=self.asked.limit).p_within
+        if least_p > SIGNIFICANCE / self.allowed.confirmations:
+            self.allowed = replace(self.allowed, confirmations=1)
 
     def _say_outcome(self, trial: Tried) -> None:
         """Print a step's outcome, without the sentences that its job has just logged."""

@@ -152,6 +152,21 @@ def test_a_network_that_returns_what_it_takes_needs_no_classes(tmp_path):
     )
 
 
+@pytest.mark.parametrize(
+    ("tensor", "shape"), [("relu", ["B", 8, 32, 32]), ("pixels:0", ["B", 32, 32, 3])]
+)
+def test_a_network_that_returns_a_map_takes_masks(tmp_path, tensor, shape):
+    """Those of a segmentation network may have the shape of its pictures."""
+    proto = build(takes=["B", 32, 32, 3])
+    proto.graph.node.append(helper.make_node("Identity", [tensor], ["map"]))
+    del proto.graph.output[:]
+    proto.graph.output.append(helper.make_tensor_value_info("map", TensorProto.FLOAT, shape))
+    onnx.save(proto, tmp_path / "network.onnx")
+    taken = "\n".join(requirements(summarize(tmp_path / "network.onnx", tmp_path)))
+    assert "data.masks=" in taken
+    assert "data=coco" not in taken
+
+
 def test_the_tables_are_printed_as_text(found, capsys):
     print_summary(found)
     shown = capsys.readouterr().out

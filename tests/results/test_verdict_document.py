@@ -161,7 +161,7 @@ def test_numbers_that_were_not_measured_are_null():
         ("a", PASSES, {"latency_p50_ms": nan, "paired/p_value": nan, "speedup": math.inf})
     )
     assert answered["latency"] == {**dict.fromkeys(("ms", "fp32_ms", "speedup", "batch_ms", "cpu"))}
-    assert answered["loss"]["p_value"] is None
+    assert answered["loss"]["difference_p_value"] is None
     failed = read(assess_run(summarize(sweep(("a", LOSES, {}))).run("a")))
     assert failed["samples"]["needed"] is None
     verge = judged(("a", predictions(lost=10), {}))  # more than a million would decide

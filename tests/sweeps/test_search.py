@@ -84,6 +84,23 @@ def test_a_first_model_that_passes_is_confirmed_at_once():
     assert "evaluate.split=test" in jobs.steps[-1].overrides
 
 
+@pytest.mark.parametrize(
+    ("reported", "fixed", "confirmed"),
+    [(400, {}, 1), (500, {}, 2), (0, {}, 2), (400, {"report.confirmations": ""}, 2)],
+)
+def test_a_second_confirmation_is_planned_only_if_the_samples_are_enough(
+    reported, fixed, confirmed
+):
+    """Corrected for two, 400 samples could not prove a loss of at most 1 point."""
+    asked = Asked("fastest", ("onnx",), 0.0, fixed, reported=reported)
+    jobs = Jobs(lambda step: record(0.02 if step.kind == CONFIRM else 0.001))
+    limits = ReportConfig(confirmations=2)
+    SettingsSearch(asked, jobs.launch, limits, Budget(1000), clock=lambda: jobs.at).run()
+    assert jobs.kinds.count(CONFIRM) == confirmed
+    first = next(step for step in jobs.steps if step.kind == CONFIRM)
+    assert ("report.confirmations=1" in first.overrides) == (confirmed == 1)
+
+
 def test_a_model_below_the_least_accuracy_does_not_pass():
     jobs = Jobs(lambda step: record(0.001))
     asked = Asked("fastest", ("onnx",), 0.0)
