@@ -120,10 +120,10 @@ def find_execution(
 ) -> dict[str, str]:
     """Return how the layers are executed, and the nodes of each execution provider, as params.
 
-    On the CPU, a file that is not meant for integer kernels has none of them.
+    With the CPU's provider, there are no params for a file that is not meant for integer kernels.
 
     Args:
-        samples: the first of them is run to find the nodes of a provider or a target.
+        samples: the first sample is run, if a provider or a target reports its nodes.
 
     Raises:
         UnsupportedError: the requested provider runs no node of the file.
@@ -192,6 +192,8 @@ def compare_machines(
     task = evaluator.task
     seen = samples.take(np.arange(len(there.outputs)))
     here = local.compare(path, seen, "Evaluating here", logits=False)
+
+    # Rounding in other kernels explains small differences, but not larger ones
     sqnr_db = distortion.sqnr_db(_without_masks(here.evaluation), _without_masks(there))
     if sqnr_db is not None and sqnr_db < KERNELS_DB:
         log.warning(
@@ -213,7 +215,7 @@ def _without_masks(evaluation: Evaluation) -> list[NDArray[Any]]:
 
 
 def find_silent(evaluator: Evaluator, compared: Compared, samples: Split) -> str:
-    """Return the output that depends on the sample only in FP32, as text; empty without one."""
+    """Return a sentence on an output that only FP32 varies over samples; empty without one."""
     outputs = compared.evaluation.outputs
     names = [output.name for output in evaluator.network.contract.outputs]
     fp32 = evaluator.baseline(samples).outputs.first(len(outputs))
@@ -225,8 +227,8 @@ def find_p_within(
 ) -> float | None:
     """Return the p-value of "the loss is at the limit or above", not corrected for other runs.
 
-    FP32 has no p-value. It is also None if it would not be valid: samples of a group are not
-    independent, or the number of samples was not fixed in advance.
+    The result is None for FP32. It is also None if the p-value would not be valid: samples of a
+    group are not independent, or the number of samples was not fixed in advance.
     """
     stops = config.evaluate.stop != "all"
     if config.dtype.is_fp32 or stops or has_groups(samples, task):

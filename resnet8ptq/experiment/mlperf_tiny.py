@@ -1,6 +1,6 @@
 """MLPerf Tiny's networks, data and int8 files: the path of each, or its download.
 
-Sources: https://github.com/mlcommons/tiny (networks, Apache-2.0; quality targets in its rules) and
+Sources: https://github.com/mlcommons/tiny (networks and int8 files, Apache-2.0) and
 https://github.com/eembc/energyrunner (data).
 """
 
@@ -116,13 +116,12 @@ class Paths:
 
 
 def find_files(benchmark: BenchmarkConfig, named: Paths, quantizes: bool = True) -> Paths:
-    """Return the paths, with the benchmark's files in place of None.
-
-    Without a benchmark, the paths stay as they are.
+    """Return the paths, with the benchmark's files in place of None where it has one.
 
     Args:
         named: the paths of the settings.
-        quantizes: whether the backend quantizes; otherwise the suite's int8 file is found too.
+        quantizes: whether the backend quantizes. If it does not, the suite's int8 file takes the
+            place of the third path.
 
     Raises:
         UnsupportedError: a file is missing; the message names its source.

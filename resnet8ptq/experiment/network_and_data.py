@@ -1,4 +1,4 @@
-"""Loads network, data and task of a run, and checks that they fit each other."""
+"""Loads network, data and task of a run, and checks that they and the settings fit together."""
 
 import logging
 from dataclasses import replace
@@ -28,7 +28,7 @@ SYNTHETIC = 100  # number of synthetic samples
 
 
 def fit_data(dataset: Dataset, fp32: Fp32Model) -> Dataset:
-    """Return the data set with the network's order of axes and batch size limit.
+    """Return the data set with the network's form of samples and its limits of the batch size.
 
     Callers draw the samples of each role afterwards, so that all roles have the same form. Pictures
     [N, H, W, C] become [N, C, H, W] when they are read, if the network takes that order.
@@ -55,8 +55,10 @@ def fit_data(dataset: Dataset, fp32: Fp32Model) -> Dataset:
 def load_data_and_network(settings: Settings) -> tuple[Dataset, Fp32Model]:
     """Read data and network; return the data arranged for the network, and the network.
 
+    With `calib.synthetic`, the data have synthetic calibration samples.
+
     Raises:
-        PtqError: data or network are missing or damaged, or do not fit each other.
+        PtqError: data or network are missing or damaged, or do not fit each other or the settings.
     """
     config = settings.config
     cache_root = settings.runtime.cache_root
@@ -73,7 +75,8 @@ def _synthesize(settings: Settings, like: Split, fp32: Fp32Model) -> Split:
     """Return synthetic calibration samples, see `simulation.synthetic`.
 
     Raises:
-        ConfigError: `calib.images` is set too.
+        ConfigError: `calib.images` is set too, or torch does not see the GPU of `device`.
+        UnsupportedError: synthetic samples cannot be made for this network.
     """
     from resnet8ptq.simulation import synthetic  # imports torch
 
@@ -110,7 +113,8 @@ def make_task(
         name: the name of these samples in errors; empty for the data set's name.
 
     Raises:
-        ConfigError: the samples or the settings do not fit the task, such as without labels.
+        ConfigError: the samples or the settings do not fit the task, for example because the
+            samples have no labels.
         ModelError: the task does not score outputs of this form.
     """
     context = TaskContext(
@@ -151,9 +155,10 @@ def fit_settings(settings: Settings, fp32: Fp32Model) -> Settings:
     """Return the settings with the backend's defaults for the network.
 
     Raises:
-        ConfigError: the settings name an unknown node or layer.
+        ConfigError: a setting names an unknown node, operator or layer, or `precision.plan` gives a
+            product of attention fewer than 8 bits.
         QuantizationError: the settings leave no node to quantize.
-        UnsupportedError: the framework cannot quantize this network with these settings.
+        UnsupportedError: this network cannot be quantized with these settings.
     """
     config = settings.config
     _refuse_training(config, fp32)
@@ -182,7 +187,7 @@ _WITHOUT = {
 
 
 def _training(config: QuantizationConfig) -> dict[str, bool]:
-    """Return the settings that train the network as a whole, in torch, and whether each is set."""
+    """Return whether each setting is set that trains the network as a whole, in torch."""
     return {
         "method=qat": config.method == "qat",
         "corrections.reconstruction=true": config.corrections.reconstruction,

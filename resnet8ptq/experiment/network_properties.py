@@ -47,18 +47,24 @@ def find_properties(graph: onnx.GraphProto) -> list[str]:
 
 
 def _find_weights(graph: onnx.GraphProto) -> tuple[int, int, int]:
-    """Return the number of constant values in convolutions, in matrix products, and in LSTMs."""
+    """Return the number of constant values in convolutions, in matrix products, and in LSTMs.
+
+    Constants that several nodes share count once.
+    """
     sizes = {tensor.name: math.prod(tensor.dims) for tensor in graph.initializer}
     weights: Counter[str] = Counter()
     for node in graph.node:
         for name in node.input[:3]:
-            weights[node.op_type] += sizes.pop(name, 0)  # counts shared weights once
+            weights[node.op_type] += sizes.pop(name, 0)
     convolutions = weights["Conv"] + weights["ConvTranspose"]
     return convolutions, weights["MatMul"] + weights["Gemm"], weights["LSTM"]
 
 
 def _has_silu(graph: onnx.GraphProto) -> bool:
-    """Return whether a tensor is multiplied by its own sigmoid (Elfwing et al., 2018)."""
+    """Return whether a tensor is multiplied by its own sigmoid, or hard sigmoid.
+
+    The former is SiLU (Elfwing et al., 2018).
+    """
     gates = {}  # the gated tensor of each sigmoid
     for node in graph.node:
         if node.op_type in ("Sigmoid", "HardSigmoid"):

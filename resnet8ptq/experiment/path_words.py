@@ -1,8 +1,8 @@
-"""Completes the words of a command line that name network and data, before Hydra composes it.
+"""Completes the words of a command line that name network and data, before Hydra reads them.
 
 Without `data`, Hydra would compose CIFAR-10. A user's own network must not be scored on CIFAR-10 by
-default. `data.root` therefore chooses the source that fits its path. Without any data, a user's own
-network is refused.
+default. Therefore, paths of data choose the source that reads them, and a user's own network
+without data is refused.
 """
 
 import os
@@ -37,18 +37,18 @@ _CHOOSES_DATA = re.compile(r"^\s*(- (override )?/)?(data|benchmark|data\.root): 
 
 
 def complete(words: Sequence[str], conf: Path, own: Path | None = None) -> list[str]:
-    """Return the words with the keys of plain paths, and with the data source of typed paths.
+    """Return the words, with the keys of plain paths and the data source that paths choose.
 
-    Paths that Hydra's grammar refuses are quoted. Words with other errors are returned unchanged,
-    because `config.words` reports them.
+    Existing paths that Hydra's grammar refuses are quoted. Words with other errors are returned
+    unchanged, because `config.words` reports them.
 
     Args:
         conf: the folder of the config groups.
         own: the user's folder of further options, if any.
 
     Raises:
-        ConfigError: no source reads `data.root`, its paths need different sources, or two plain
-            paths have the same key.
+        ConfigError: no source reads `data.root`, its paths need different sources, or two paths
+            get the same key.
     """
     keyed: list[str] = []
     before = ""
@@ -70,7 +70,7 @@ def complete(words: Sequence[str], conf: Path, own: Path | None = None) -> list[
 
 
 def require_data(words: Sequence[str], conf: Path, own: Path | None = None) -> None:
-    """Raise `ConfigError` if the user's own network has no data; see `complete`."""
+    """Raise `ConfigError` if a user's own network needs data, and nothing chooses them."""
     typed = list(_parse_all(words))
     keys = {override.key_or_group for override in typed}
     is_named = _names_data(typed, conf, own) or "data.root" in keys
@@ -132,10 +132,11 @@ def _inspects(override: Override) -> bool:
 def _name_path(word: str, before: str, words: Sequence[str]) -> str:
     """Return an existing path without a key as `model.path=` if it is a network, else `data.root=`.
 
-    Any other word is returned unchanged, and so is a path whose key is among the words.
+    Any other word is returned unchanged. So is a path whose key is among the words, or that may
+    belong to the word before it.
 
     Args:
-        before: the word before `word`, which may be an option whose value `word` is.
+        before: the word before `word`; an option may take `word` as its value.
     """
     path = Path(word).expanduser()
     is_plain = "=" not in word and not word.startswith(("-", "~"))
@@ -201,7 +202,7 @@ def _parse_all(words: Iterable[str]) -> Iterator[Override]:
 def _names_data(typed: Sequence[Override], conf: Path, own: Path | None) -> bool:
     """Return whether the words, or an experiment that they name, choose the data.
 
-    Also true with `hydra.searchpath`, whose folders may choose them.
+    The result is also true with `hydra.searchpath`, because its folders may choose the data.
     """
     for override in typed:
         key = override.key_or_group
@@ -241,7 +242,8 @@ def _read_experiment(name: str, folders: Sequence[Path | None]) -> str:
 def _find_source(typed: Sequence[Override]) -> dict[str, str]:
     """Return the settings of the data source for the typed paths; empty if they choose none.
 
-    COCO's keys alone choose their source. Paths of `data.root` choose a source only if all exist.
+    `data.images` chooses COCO, and so does `data.annotations` without `data.root`. Paths of
+    `data.root` choose a source only if all exist.
 
     Raises:
         ConfigError: no source reads a path, or the paths of a sweep have different sources.

@@ -52,18 +52,21 @@ def run_experiment(
 ) -> RunResult:
     """Quantize, reload, evaluate, and compare with the FP32 baseline; return the result.
 
-    Params that are known early are logged at once. The caller logs the result itself.
+    The function logs params that are known early, and the model if it can be served. The caller
+    logs the result itself.
 
     Args:
         settings: the run's settings, with all files located.
         folder: the run's existing folder.
         run: the open run.
-        check_file: returns params with the cause of the loss of a file that another program
-            quantized.
+        check_file: looks for the cause of the loss of a file that another program quantized, and
+            returns params; None for other files.
 
     Raises:
-        UnsupportedError: the framework does not support these settings, or not for this network.
-        PtqError: settings, data or network are wrong, or quantization fails.
+        UnsupportedError: the framework or the target does not support the settings, or not for
+            this network.
+        PtqError: settings, data or network are wrong, quantization fails, or the connection to the
+            target is lost.
     """
     memory = PeakMemory()
     # `Quantizer.resolve` refuses an unsupported combination here, before any work. It is called
@@ -179,7 +182,7 @@ def _check_result(
     saturates: bool,
     outliers: Sequence[Outliers],
 ) -> dict[str, str]:
-    """Warn about a doubtful baseline or result; return the doubt about the baseline as a param."""
+    """Warn about a doubtful baseline or result; return the doubt about the baseline, as params."""
     config = work.config
     evaluator = work.evaluator
     samples = work.samples
@@ -243,10 +246,9 @@ def _shapes(network: Fp32Model) -> dict[str, list[int]]:
 def _float_operators(work: Workspace, prepared: Prepared) -> dict[str, str]:
     """Return a param with the network's operators that stay in float, and their counts.
 
-    These operators stay in float by the settings, or because the framework has no 8-bit kernel. The
-    param is missing with a float dtype, for `method=dynamic` and `weight_only`, and if the
-    framework chooses the operators. It is also missing if the nodes after the last layers are
-    quantized, see `keeps_tail`.
+    There is none with a float dtype, for `method=dynamic` and `weight_only`, and if the framework
+    chooses the operators. There is also none if the nodes after the last layers may be quantized,
+    see `keeps_tail`.
     """
     config = work.config
     without = config.dtype.is_float or config.method in ("dynamic", "weight_only")

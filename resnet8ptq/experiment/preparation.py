@@ -140,7 +140,7 @@ def read_table(work: Workspace, prepared: Prepared) -> Prepared:
 def leave_in_float(work: Workspace, prepared: Prepared) -> Prepared:
     """With `nodes_to_exclude=auto`, choose the nodes that stay in float.
 
-    The network is then corrected again for the remaining layers.
+    If any stay, the network is corrected again for the remaining layers.
     """
     if work.config.nodes_to_exclude != "auto":
         return prepared
@@ -160,7 +160,7 @@ def leave_in_float(work: Workspace, prepared: Prepared) -> Prepared:
 def place(work: Workspace, prepared: Prepared) -> Prepared:
     """With `precision.placement=measured`, choose the nodes in float that make the file faster.
 
-    The network is then corrected again for the remaining layers.
+    If there are any, the network is corrected again for the remaining layers.
     """
     if work.config.precision.placement is None:
         return prepared
@@ -177,10 +177,9 @@ def place(work: Workspace, prepared: Prepared) -> Prepared:
 
 
 def keep_large_in_float(work: Workspace, prepared: Prepared) -> Prepared:
-    """With `dtype=fp16`, keep layers in float32 whose values are too large for float16.
+    """With `dtype=fp16`, keep layers in float32 whose inputs or outputs are too large for float16.
 
-    The values are those of the layers' inputs and outputs. Otherwise a runtime that computes in
-    float16 would overflow.
+    Otherwise, a runtime that computes in float16 would overflow.
     """
     calib = replace(work.config.calib, name="minmax", table=None)
     samples = work.samples.calibrating.split
@@ -205,12 +204,12 @@ def keep_large_in_float(work: Workspace, prepared: Prepared) -> Prepared:
 
 
 def _corrects_again(chosen: CorrectionsConfig) -> bool:
-    """Return whether each trial of nodes in float is corrected again.
+    """Return whether the network is corrected again for each trial of nodes in float.
 
     Smoothing and equalization alone need no new correction: they do not change the function of a
     layer in float. Other corrections are not repeated if rounding would be learned again for
-    minutes. This applies to reconstruction, and to AdaRound after smoothing or equalization,
-    because the cache lacks the learned layers of the changed network.
+    minutes. This applies to reconstruction, and to AdaRound with smoothing or equalization, because
+    the cache lacks the learned layers of the changed network.
     """
     changes = chosen.smooth_quant or chosen.equalization
     learns = chosen.reconstruction or (chosen.adaround and changes)

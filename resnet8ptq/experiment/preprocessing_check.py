@@ -27,7 +27,7 @@ BETTER = 0.1  # least gain of a metric up to 1; less may be luck, since the best
 BATCH_SIZE = 20
 LEAST_KAPPA = 0.5  # of classes in another order: less may be a network that guesses
 
-# The options of conf/preprocess for pixels 0..255: scale, mean, std.
+# Common options of conf/preprocess for pixels 0..255: scale, mean, std.
 _USUAL = {
     "raw": (1.0, (0.0,), (1.0,)),
     "unit": (1 / 255, (0.0,), (1.0,)),
@@ -45,20 +45,19 @@ def check(
     baseline: Scores,
     expected: float | None,
 ) -> str | None:
-    """Warn if FP32 is near chance or below the expected accuracy; suggest a setting.
+    """Warn if the FP32 result is implausible, see `Task.doubt`; suggest another setting.
 
-    That is a usual preprocessing, or another order of the classes, whichever fits.
-
-    Without labels, the preprocessing of float inputs cannot be checked, and is only logged.
+    The suggestion is an order of the classes or a usual preprocessing, if one is clearly better on
+    training samples with labels. Float inputs without labels cannot be checked, so the function
+    only logs their preprocessing.
 
     Args:
-        dataset: the data set for the network; other preprocessings are tried on its labelled
-            training samples.
-        baseline: the scores of the FP32 network.
+        dataset: the data set, arranged for the network.
+        baseline: the scores of the FP32 network on the reported samples.
         expected: the FP32 accuracy that the user expects; None without an expectation.
 
     Returns:
-        The warning; None if FP32 is plausible.
+        The doubt with the suggestion; None if FP32 is plausible.
     """
     if dataset.test.labels is None and dataset.test.dtype == "float32":
         _log_unchecked(preprocess, dataset.test)
@@ -113,13 +112,10 @@ def check(
 
 
 def find_class_order(scores: Scores, names: Sequence[str]) -> str:
-    """Return a text with the order of the classes that the network seems to have.
+    """Return a text with the network's order of classes; empty if no other order is better.
 
-    One half of the samples gives the order, the other its accuracy, since the best of all orders
-    fits its own samples by luck.
-
-    Returns:
-        An empty text if no other order fits.
+    One half of the samples gives the order, the other half its accuracy. On its own half, the best
+    of all orders gains by luck.
     """
     if not isinstance(scores, ClassScores) or scores.probabilities.shape[1] != len(names):
         return ""
@@ -168,7 +164,7 @@ def _log_unchecked(taken: PreprocessConfig, split: Split) -> None:
 
 
 def usual(split: Split, sized: bool) -> Iterator[tuple[str, Preprocessing]]:
-    """Yield the usual preprocessings of pixels, with their settings; none for other samples.
+    """Yield usual preprocessings of pixels, each with its settings; none for other samples.
 
     Args:
         sized: whether `preprocess.size` is set.

@@ -40,7 +40,7 @@ def find_inside(
 ) -> list[Outliers]:
     """Return the samples that stand out in a calibrated tensor of the network.
 
-    Before the network is calibrated, there are none.
+    The list is empty before the network is calibrated.
     """
     return Activations(network, calibration=samples, calib=calib, runtime=runtime).outliers()
 

@@ -1,4 +1,4 @@
-"""The samples of a run by their roles. No other module draws samples for a run."""
+"""Draws the samples of a run or an analysis, by role."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -32,7 +32,8 @@ class SamplesByRole:
     Attributes:
         data: the data set for the network; its test split holds the reported samples.
         calibrating: samples that determine activation ranges.
-        tuning: training samples for the run's own choices of settings; None without such choices.
+        tuning: training samples for the choices of the run's steps, or for the measurements of an
+            analysis; None without either.
         selection: the samples for the sweep's recommendation, if they are not the reported ones.
         selected_from: the split of `selection`, as text.
     """
@@ -83,10 +84,8 @@ def draw(config: RunConfig, data: Dataset, tunes: bool, check: Check) -> Samples
     """Draw the samples of a run for every role.
 
     Args:
-        config: the settings, of which `evaluate.split` names the reported samples, and
-            `evaluate.choice` the selection samples.
         data: the data set, arranged for the network.
-        tunes: whether the run itself chooses settings.
+        tunes: whether steps of the run choose on tuning samples.
         check: raises `ConfigError` for samples that the task cannot score, such as the training
             samples of an anomaly task, which are all normal.
 
@@ -113,7 +112,7 @@ def draw(config: RunConfig, data: Dataset, tunes: bool, check: Check) -> Samples
 
 
 def draw_to_analyse(config: RunConfig, data: Dataset) -> SamplesByRole:
-    """Draw training samples for an analysis, and other samples for its calibration.
+    """Draw training samples for the measurements of an analysis, and others to calibrate it.
 
     Raises:
         ConfigError: there are too few training samples.
@@ -138,10 +137,12 @@ def _choose(config: RunConfig, samples: SamplesByRole, check: Check) -> SamplesB
     """Return the samples with the selection samples of `evaluate.choice`.
 
     `auto` uses training samples, or half of the test samples if too few training samples are free
-    or the task cannot score them. `auto` and `half` add none if the halves would be too small.
+    or the task cannot score them. `auto` and `half` add no samples if the halves would be too small
+    or the task cannot score them.
 
     Raises:
-        ConfigError: `held_out` finds too few unused training samples that the task can score.
+        ConfigError: `held_out` finds too few unused training samples that the task can score; see
+            also `draw_held_out`.
     """
     how = config.evaluate.choice
     data = samples.data

@@ -1,7 +1,7 @@
-"""Decides the settings of a run: `resolve` before the network is loaded, `Settings.fit` after it.
+"""Decides the settings of a run: `resolve` from the files, `Settings.fit` from the loaded network.
 
-Later steps only read the settings. A trial of a search reads a copy with other values, see
-`Settings.vary`.
+Later steps only read the settings. If a step needs other values, such as for a trial, it makes a
+copy with `Settings.vary`.
 """
 
 import logging
@@ -37,11 +37,11 @@ KNOWN_FORM = ("cifar10", "shapes")  # data sets with samples [32, 32, 3] of ten 
 
 @dataclass(frozen=True)
 class Settings:
-    """The settings of a run, with every file located.
+    """The settings of a run or an inspection.
 
     Attributes:
         asked: the requested settings.
-        config: the decided settings, with the paths of data and network.
+        config: the decided settings; in a run, they have the paths of data and network.
         runtime: the cache, the threads, the time limit and the device.
         network: the network's file, or for a module the file of its weights; in an inspection of
             another program's file, that file.
@@ -87,10 +87,10 @@ class Settings:
         return self.vary(**fitted) if fitted else self
 
     def vary(self, config: RunConfig | None = None, /, **changes: Any) -> "Settings":
-        """Return the settings of a trial: other values, but the same network file and runtime.
+        """Return a copy with other values, but the same network file and runtime.
 
         Args:
-            config: the settings to change; None for those of this run.
+            config: the settings to change; None for `self.config`.
             changes: new values, by attribute of `RunConfig`.
         """
         return replace(self, config=replace(config or self.config, **changes))
@@ -109,18 +109,18 @@ def find_target(config: RunConfig) -> Target | None:
 
 @dataclass(frozen=True)
 class Unresolved:
-    """Settings that cannot be resolved, and the reason: the run records both, and ends."""
+    """Settings that `resolve` refuses, and its error; the run only records both."""
 
     asked: RunConfig
     error: Exception
 
 
 def resolve(asked: RunConfig, jobs: int | None = None, threads: int | None = None) -> Settings:
-    """Return the settings of a run, without the backend's defaults for its network.
+    """Return the settings of a run; only `Settings.fit` changes them later.
 
-    The function locates the files, and downloads the default files. It reads the network's inputs
-    if other settings depend on them. `Settings.fit` decides the rest. Settings that are decided
-    already stay as they are, so the config of a finished run can be resolved again.
+    The function locates the files, and downloads missing default files. It reads the network's
+    inputs if other settings depend on them. Settings that are decided already stay as they are, so
+    the config of a finished run can be resolved again.
 
     Args:
         jobs, threads: see `fill_defaults`.
@@ -158,11 +158,11 @@ def resolve(asked: RunConfig, jobs: int | None = None, threads: int | None = Non
 def resolve_to_inspect(asked: RunConfig) -> Settings:
     """Return the settings of an inspection, which needs only the network or a quantized file.
 
-    The embedded data and CIFAR-10 have samples of known form, and are neither found nor downloaded.
-    For a quantized file, no data are located.
+    The embedded data, and CIFAR-10 without `data.root`, are neither located nor downloaded, because
+    the form of their samples is known. For a quantized file, no data are located.
 
     Returns:
-        The settings; with `no_data` if `resolve` failed, such as for missing data.
+        The settings; `no_data` is the error of `resolve` if that failed, such as for missing data.
 
     Raises:
         PtqError: the network or the file is missing, or a name is unknown.

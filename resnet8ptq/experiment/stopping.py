@@ -26,9 +26,9 @@ def make_stopping_plan(
 ) -> StoppingPlan | None:
     """Return the plan for an early stop; None for a run that scores all samples.
 
-    FP32 scores all samples, because it has no verdict. Several models without selection samples
-    score all, too. Each of several models gets an equal part of the level (Bonferroni), because a
-    run does not know the p-values of the others.
+    FP32 scores all samples, because it has no verdict. So do several models without selection
+    samples. Each of several models gets an equal part of the significance level (Bonferroni),
+    because a run does not know the p-values of the others.
 
     Args:
         grouped: whether samples of one group are scored as if they were independent.
@@ -85,7 +85,7 @@ def try_choice(
 ) -> TrialResult:
     """Measure a trial of a search until a test proves that its drop is within or beyond the limit.
 
-    A trial that the test does not decide is scored on all samples, because the measured drops
+    If the test does not decide, the trial is scored on all samples, because the measured drops
     decide if no trial is accepted. All samples are also scored for a task without a sequential
     test, and for samples in groups.
 
@@ -115,7 +115,10 @@ def try_choice(
 
 
 def p_of(comparison: Comparison, limit: float) -> float:
-    """Return the one-sided p-value of "the drop is at the limit or above"; 1 if it is above."""
+    """Return the one-sided p-value of "the drop is at the limit or above".
+
+    It is set to 1 if the measured drop is above the limit.
+    """
     if comparison.loss(fair=True) > limit:
         return 1.0  # this saves a bootstrap
     return comparison.p_within(limit)

@@ -59,7 +59,7 @@ def open_subject(
 def open_fitted(
     settings: Settings, run: Recorder, needs_labels: bool = True
 ) -> Iterator[Workspace]:
-    """Open network and samples, with the backend's defaults for the network.
+    """Open network and samples, with settings that have the backend's defaults for the network.
 
     The files of the workspace are removed at the end of the block.
 
@@ -67,7 +67,7 @@ def open_fitted(
         needs_labels: see `open_subject`.
 
     Raises:
-        UnsupportedError: the framework cannot quantize this network with these settings.
+        PtqError: see `open_subject` and `fit_settings`.
     """
     evaluator, samples = open_subject(settings, run, needs_labels)
     settings = fit_settings(settings, evaluator.network)

@@ -55,7 +55,7 @@ class Workspace:
     Attributes:
         samples: the samples; the steps choose on `samples.tuning`.
         evaluator: quantizes, runs and scores; it has the FP32 network.
-        folder: the run's folder, for tables and figures of the steps.
+        folder: folder for tables and figures of the steps; in a run, the run's folder.
         scratch: folder of corrected networks, which must exist until quantization ends.
     """
 
@@ -90,7 +90,7 @@ class Workspace:
         return Prepared(self.fp32, self.fp32, Decisions.of(self.config))
 
     def plan(self, decisions: Decisions) -> Plan:
-        """Return the grids of the weights."""
+        """Return the scheme of each layer's weights, with 7 bits if the framework uses 7."""
         seven_bits = self.settings.quantizer.resolve().weight_bits == 7
         return Plan.of(decisions, WeightScheme.of(self.config, seven_bits))
 

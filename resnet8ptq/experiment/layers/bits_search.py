@@ -83,8 +83,8 @@ def measure_options(
         path: file of the FP32 network.
         setting: settings of corrections, with the samples to measure on.
         widths: weight bits that the backend supports; `FLOAT_BITS` leaves a layer in float.
-        learned: weights that nearest rounding maps to learned levels; for all others, the FP32
-            weights are rounded.
+        learned: weights that nearest rounding maps to learned levels, by layer and bits. Without
+            an entry, the FP32 weights are rounded to nearest.
     """
     proto = onnx.load(path)
     end_at_logits(proto)
@@ -211,12 +211,12 @@ def choose(
     max_drop: float | None,
     level: float | None = None,
 ) -> TriedPlan:
-    """Return the first plan within `max_bytes`, or the last within `max_drop`.
+    """Return the first of `plans` within `max_bytes`, or the last within `max_drop`.
 
-    The binary search assumes that plans shrink, and their drops grow, in this order.
+    The binary search assumes that plans shrink, and their drops grow, in their order.
 
     Args:
-        plans: see `find_plans`.
+        plans: the result of `find_plans`.
         attempt: quantizes by a plan, and measures it.
         level: level of the test that the drop is within `max_drop`; if None, the measured drop
             decides.
@@ -253,7 +253,7 @@ def choose(
 
 
 def to_csv(tried: Sequence[TriedPlan]) -> str:
-    """Return one line for each quantized plan, in order, with its drop and the bits by layer."""
+    """Return CSV with a row for each quantized plan: size, drop, samples, and the bits by layer."""
     rows: list[list[object]] = [["size_bytes", "drop", "samples"]]
     if tried:
         rows[0] += tried[0].bits  # the header has the layers' names

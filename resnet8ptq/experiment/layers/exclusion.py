@@ -148,8 +148,8 @@ def choose(work: Workspace, prepared: Prepared, correct: Step | None = None) -> 
 def can_show(task: Task, fp32: Scores, max_drop: float, level: float) -> bool:
     """Return whether the samples can prove the limit for a model with the same scores as FP32.
 
-    The result is also true if the margin of such a model is unknown: the samples may still prove
-    the limit for other models.
+    The result is also true if the test decides nothing for such a model: the samples may still
+    prove the limit for other models.
     """
     values = fp32.per_sample
     margin = values.margin(values, task.metric, max_drop, fp32.total)
@@ -258,7 +258,7 @@ class _Variants:
         return [source.nodes for source in sources]
 
     def _by_layer(self) -> Groups:
-        """Rank the layers by the SQNR of the output with one layer quantized."""
+        """Return each layer as a group, ranked by `sensitivity.Layers.rank`."""
         layers = sensitivity.Layers(self.work, self.prepared)
         return [[layer.node] for layer in layers.rank()]
 

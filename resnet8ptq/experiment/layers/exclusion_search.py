@@ -153,7 +153,7 @@ def join(groups: Groups) -> list[str]:
 
 
 def _double(groups: Groups, keeps: Keeps, perfect: Keeps) -> Groups:
-    """Return the first 1, 2, 4, ... groups that are accepted, shortened; empty without any.
+    """Return the first 1, 2, 4, ... groups that are accepted, shortened; empty if none is.
 
     Args:
         perfect: returns whether a trial lost nothing, so that more nodes in float cannot help.
@@ -196,7 +196,11 @@ def _take_back(groups: Groups, keeps: Keeps) -> Groups:
 
 
 def to_csv(steps: Sequence[Trial], metric: str) -> str:
-    """Return one line for each trial, in order; the metric is measured on the held-out samples."""
+    """Return CSV with a row for each trial, in order.
+
+    Args:
+        metric: the name of the tie-adjusted metric.
+    """
     rows: list[list[object]] = [
         ["step", "nodes_in_float", metric, "drop", "p", "samples", "size_bytes", "nodes"]
     ]

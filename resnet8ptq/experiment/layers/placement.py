@@ -79,7 +79,7 @@ class Placement:
 
     Attributes:
         nodes: nodes that stay in float for speed.
-        layers: the number of quantized layers that `nodes` leaves in float.
+        layers: the number of layers that stay in float for speed.
         milliseconds: typical latency of each timed network, by `ALL`, `NONE` and, if a mixed
             placement was timed, `PLACED`.
         seconds: time of the whole choice.
@@ -234,8 +234,8 @@ def find_fastest(times: Times) -> list[bool]:
     """Return for each block whether it is in 8 bits, in the best mixed placement.
 
     A mixed placement has blocks in 8 bits and blocks in float; a single block stays in 8 bits. The
-    estimated time decides. For each block in 8 bits, `GAIN` of an equal share of FP32's time is
-    added to it, so that small gains do not count.
+    best one has the smallest estimated time. Each block in 8 bits counts as slower by `GAIN` of its
+    equal share of FP32's time, so that small gains do not matter.
     """
     count = len(times.saved)
     least = GAIN * times.fp32 / count
@@ -251,7 +251,7 @@ def find_fastest(times: Times) -> list[bool]:
 
 
 def to_csv(blocks: Sequence[PlacedBlock], times: Times, chosen: Sequence[bool]) -> str:
-    """Return one line for each block, in the order of execution."""
+    """Return CSV with a row for each block, in the order of execution."""
     rows: list[list[object]] = [["first", "last", "layers", "saved_ms", "border_ms", "in_8_bits"]]
     for block, saved, border, kept in zip(blocks, times.saved, times.borders, chosen, strict=True):
         rows.append([block.nodes[0], block.nodes[-1], block.layers, saved, border, kept])
@@ -308,16 +308,14 @@ class _Variants:
         timing = self._timing
         share = replace(timing, max_seconds=timing.max_seconds * len(loads))
         timed = latency.measure(loads, self.work.samples.calibrating.split, share)
-        none, whole, *cut = (float(np.median(one.single_ms)) for one in timed)
+        medians = [float(np.median(one.single_ms)) for one in timed]
+        none, whole, *cut = medians
         return solve(
             up_to=[none, *cut[: count - 1], whole], from_on=[whole, *cut[count - 1 :], none]
         )
 
     def time_whole(self, chosen: Sequence[bool]) -> dict[str, Blocks]:
-        """Return the latencies of FP32, of all layers in 8 bits, and of a mixed placement.
-
-        They are timed in turns.
-        """
+        """Time FP32, all layers in 8 bits, and the chosen placement if it is mixed, in turns."""
         loads = {NONE: self._load_fp32(), ALL: self._load([True] * len(self.blocks))}
         if not all(chosen):
             loads[PLACED] = self._load(chosen)

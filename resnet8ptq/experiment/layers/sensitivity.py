@@ -35,6 +35,7 @@ def analyse(settings: Settings, folder: Path, run: Recorder) -> SensitivityResul
 
     Raises:
         UnsupportedError: the framework cannot quantize chosen layers with these settings.
+        PtqError: see `open_subject`.
     """
     config = settings.config
     mode = settings.config.analysis.mode

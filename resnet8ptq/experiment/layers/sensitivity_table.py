@@ -50,12 +50,16 @@ def make_table(
 
 
 def to_csv(result: SensitivityResult) -> str:
-    """Return one line for each layer, most sensitive first; sizes in bytes."""
+    """Return CSV with a row for each layer, the most sensitive first; sizes are in bytes."""
     return table.to_csv(make_table(result, result.layers))
 
 
 def print_table(result: SensitivityResult, title: str, console: Console | None = None) -> None:
-    """Print the ranking, then the network with all layers quantized, and notes, to stdout."""
+    """Print the ranking, then the network with all layers quantized, and notes.
+
+    Args:
+        console: where to print; None for stdout.
+    """
     console = consoles.stdout(console, 130)
     make_table(result, [*result.layers, result.whole], title).print(console, totals=1)
     for note in _notes(result):
