@@ -1,4 +1,4 @@
-"""The answer of a sweep: the file to deploy, its verdict and its costs."""
+"""The answer of a sweep: the recommended models, with their verdicts, measurements and commands."""
 
 import math
 from collections.abc import Sequence
@@ -37,20 +37,20 @@ _ADVICE = {
 
 @dataclass(frozen=True)
 class Explanation:
-    """A recommended model with all its uses, summarized for the top of the report.
+    """A recommended model with all its uses, summarized for the terminal and the report.
 
     Attributes:
+        uses: the titles of the uses.
+        label: see `Recommendation.label`.
         headline: the advice, such as `Keep NAME`; for the model of the headline, also the reason.
         outcome: the outcome of the verdict; empty for FP32.
         verdict: the verdict in words.
-        facts: the metric with its 95% interval, size and latency, as far as known; for FP32, the
-            latencies.
+        facts: see `say_facts`; for FP32, its latencies.
         command: the deploy command; empty without one, as for FP32.
-        note: for the best model, sentences on a model that looks better by chance, and on a smaller
-            one that is as good; empty without such models.
-        hint: for the model of the headline, a sentence if none is shown to be faster than FP32;
-            empty otherwise.
-        untried: the command of a setting that should be faster; empty without a hint or a setting.
+        note: for the best model, see `say_chance` and `say_balanced`; else empty.
+        hint: for the model of the headline, a sentence if no candidate of `rule` is shown to be
+            faster than FP32; else empty.
+        untried: with a hint, see `find_untried`; else empty.
     """
 
     uses: tuple[str, ...]
@@ -66,7 +66,7 @@ class Explanation:
 
 
 def explain(selected: ModelSelection) -> list[Explanation]:
-    """Return an explanation of each recommended model, that of the headline first, if any."""
+    """Return an explanation of each recommended model, with that of the headline, if any, first."""
     models: dict[str, list[Recommendation]] = {}
     for recommended in selected.recommendations:
         models.setdefault(recommended.label, []).append(recommended)
@@ -85,7 +85,9 @@ def _explain(selected: ModelSelection, choices: Sequence[Recommendation]) -> Exp
     headline = f"Do not deploy {label}"
     hint = ""
     untried = ""
-    chosen = selected.headline if first.use == RECOMMENDED else None
+    chosen = None
+    if first.use == RECOMMENDED:
+        chosen = selected.headline
     if chosen is not None:
         headline = f"{_ADVICE[chosen.advice].format(label)}: {chosen.reason}"
         if chosen.advice == "keep":  # FP32 is recommended instead of this model
@@ -130,6 +132,8 @@ def _say_timed(selected: ModelSelection) -> str:
             speed = timing.speed(cell.record, selected.timing, len(selected.candidates))
         if speed is None or not speed.faster:
             continue
+
+        # Name the property that this faster model lacks
         if cell.record.run_id in measured_within:
             return "no model that passes"
         samples = "selection" if selected.apart else "reported"
@@ -179,7 +183,7 @@ def to_markdown(answers: Sequence[Explanation]) -> str:
 
 
 def say_verdict(record: RunRecord) -> str:
-    """Return the verdict on an assessed run in one to three sentences.
+    """Return the verdict on a measured and assessed run in one to three sentences.
 
     The sentences name the number of scored samples, unless the verdict is void.
     """
@@ -218,7 +222,10 @@ def say_chance(selected: ModelSelection, best: Cell) -> str:
 
 
 def say_balanced(selected: ModelSelection, best: Cell) -> str:
-    """Return a sentence on the balanced model if it is smaller than the best; else empty."""
+    """Return a sentence on the balanced model if it is clearly smaller than the best; else empty.
+
+    A difference within `SAME_SIZE` is not clear.
+    """
     balanced = find_recommendation(BALANCED, selected.recommendations)
     if balanced is None or balanced.choice is None:
         return ""
@@ -230,7 +237,10 @@ def say_balanced(selected: ModelSelection, best: Cell) -> str:
 
 
 def say_facts(record: RunRecord) -> tuple[str, ...]:
-    """Return the measured metric, size and latency as texts; leave out those not measured."""
+    """Return texts on the metric with its 95% interval, the size, and the latency.
+
+    Those that were not measured are left out. A file for an NPU has a text on its unknown speed.
+    """
     metric = record.task.metric
     lines = []
     # The metric, its interval, and FP32's value

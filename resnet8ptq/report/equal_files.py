@@ -2,7 +2,7 @@
 
 Such runs share one row of the table, and count once where tests are corrected for the number of
 models. If they were measured in different ways, such as with other numbers of threads, they have
-separate rows, but still count once.
+separate rows, but still count once. Runs on other kernels (`models_of`) count separately.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,9 +24,8 @@ _MEASURED_BY = ("threads", "data.name", "evaluate.", "latency.", "task.")
 def group(records: Sequence[RunRecord]) -> list[list[RunRecord]]:
     """Return the runs in groups of equal files, measured in the same way, on the same samples.
 
-    Groups have the order of their first runs. In a group, the steps of a search follow the run that
-    confirms their file. The first run stands for the group. FP32 and runs without a result are
-    groups of one.
+    In a group, the steps of a search follow the run that confirms their file. The first run stands
+    for the group. FP32 and runs without a result are groups of one.
     """
     measured_by = [key for key in varied(records) if key.startswith(_MEASURED_BY)]
     groups: dict[tuple[object, ...], list[RunRecord]] = {}
@@ -49,10 +48,10 @@ def distinct(records: Sequence[RunRecord]) -> list[RunRecord]:
 def models_of(records: Sequence[RunRecord]) -> list[tuple[str | None, ...]]:
     """Return a key of each run's model, which is equal for equal files on the same kernels.
 
-    Files with one hash are the same. Names in a file may change its hash. Therefore, files of the
-    same size and dtypes also count as the same if all their outputs on the scored samples are
-    equal bit for bit. A dynamically quantized file takes its ranges from the batch, so the key
-    contains the batch size.
+    Files are equal if their hashes are. Because names in a file change its hash, files of the same
+    size and dtypes also count as equal if all their outputs on the scored samples are equal bit for
+    bit. A dynamically quantized file takes its ranges from the batch, so the key contains the batch
+    size.
     """
     first: dict[tuple[object, ...], tuple[str | None, ...]] = {}
     models: list[tuple[str | None, ...]] = []
@@ -79,15 +78,15 @@ def by_model(
     test: Callable[[list[T]], Sequence[R]],
     worst: Callable[[list[T]], T],
 ) -> list[R]:
-    """Test the models of several runs together; return the result of its model for each run.
+    """Test the models of several runs together; return, for each run, the result of its model.
 
     Two settings may give the same file, and a correction for both would reduce the power.
 
     Args:
         items: the argument of the test for each run.
         test: returns a result for each item of its list, corrected for their number.
-        worst: returns the least favourable item of a model, in any order of its runs. Its runs may
-            have scored differently, such as with other numbers of threads.
+        worst: returns the least favourable item of one model. Its runs may have scored differently,
+            such as with other numbers of threads.
     """
     models = models_of(records)
     by_key: dict[tuple[str | None, ...], list[T]] = {}  # the arguments of each model
@@ -101,7 +100,7 @@ def by_model(
 def adjusted_p(records: Sequence[RunRecord]) -> dict[str, float]:
     """Return the p-values of the differences from FP32, by run id, corrected for the models (Holm).
 
-    Only quantized runs with a logged p-value have one.
+    Only quantized runs with a logged p-value are tested.
     """
     tested = []
     p_values = []

@@ -31,12 +31,12 @@ class Cell:
     """A run of a family, with any status, and its values of each sample if it was measured."""
 
     record: RunRecord
-    label: str  # the combination in words
+    label: str  # the combination in words, and the settings that vary
     paired: Paired | None = None
     worse_classes: tuple[str, ...] = ()  # classes that lost significantly, after correction
     choice: Paired | None = None  # values on the selection samples, if any
-    lost: bool = False  # the run was measured, but its predictions are missing or damaged
-    # `ranges.json`, which figures show; only until a run of this backend and calibration has it
+    lost: bool = False  # the run was measured, but files of its result are missing or damaged
+    # `ranges.json` for figures; empty if an earlier run of this backend and calibration has it
     ranges: dict[str, dict[str, list[float]]] = field(default_factory=dict)
 
     @property
@@ -55,8 +55,8 @@ class Family:
 
     cells: tuple[Cell, ...]
     limits: ReportConfig = field(default_factory=ReportConfig)  # see `verdicts.assess`
-    earlier_runs: EarlierRuns = NO_EARLIER_RUNS  # on the same samples
-    # A mask of the samples without an earlier run; None if all or none have one
+    earlier_runs: EarlierRuns = NO_EARLIER_RUNS
+    # A mask of the samples that no earlier run scored; None if these are all, none or unknown
     added: NDArray[np.bool_] | None = None
     in_turns: bool = False  # whether latencies come from one timing in turns, see `timing`
 
@@ -86,7 +86,7 @@ class Family:
 
     @cached_property
     def models(self) -> list[Cell]:
-        """The measured cells; runs with equal files count as one, with all their names."""
+        """The first cell of each group of `equal_files`, with a label for all runs of the group."""
         cells = by_run_id(self.measured)
         keys = naming.varied(self.records)
         models = []
@@ -101,9 +101,9 @@ class Family:
     def reported(self) -> list[Cell]:
         """The measured cells without the steps of a search.
 
-        If samples are few, a search scores its steps on the reported samples. The steps are then in
-        the family of the model that they choose. The verdict of that model is corrected for them,
-        but only that model may be recommended.
+        If samples are few, a search scores its steps on the reported samples. A family then has
+        both the steps and the confirmed models. Verdicts are corrected for the steps, but steps are
+        not recommended.
         """
         return [cell for cell in self.measured if cell.record.split != "choice"]
 
@@ -116,8 +116,9 @@ class Family:
     def planned(self) -> int:
         """The least number of models for which Holm's method corrects the verdicts.
 
-        The number is `report.confirmations`. If the predictions of some models are lost, it is at
-        least the number of all models. Otherwise, the others would pass more easily.
+        The number is the largest `report.confirmations` of the runs. If results are lost (see
+        `Cell.lost`), it is at least the number of measured and lost models. Otherwise, the others
+        would pass more easily.
         """
         planned = max((record.confirmations for record in self.records), default=1)
         lost = [cell for cell in self.cells if cell.lost and cell.record.quantized]
@@ -132,7 +133,7 @@ class Family:
 
     @cached_property
     def task(self) -> Task:
-        """The task that scored the runs."""
+        """The task that scored the runs, see `task_of`."""
         return task_of(self.records)
 
     @property
@@ -197,8 +198,9 @@ def headings_of(families: Sequence[Family]) -> list[str]:
 def class_power(family: Family) -> tuple[float, float] | None:
     """Return the smallest and the largest detectable loss over the classes.
 
-    A loss is detectable if the tests of `make_family` have 80% power. The detectable loss of a
-    class is the median over the runs. Returns None if classes were not tested.
+    A loss is detectable if a test of `make_family` has 80% power at the strictest level of Holm's
+    correction. The detectable loss of a class is the median over the runs. Returns None if classes
+    were not tested.
     """
     classes = len(family.class_names)
     models = equal_files.count_models(records_of(family.measured))
@@ -216,7 +218,7 @@ def make_family(cells: Sequence[Cell]) -> Family:
     names = family.class_names
     measured = family.measured
     by_class = [paired.by_class(len(names)) for paired in family.pairs]
-    if not any(by_class):  # there are no classes, or no test of them
+    if not any(by_class):  # there are no classes, or no tests by class
         return family
 
     # Holm's correction covers all classes of all models, because the report names them together
@@ -228,6 +230,8 @@ def make_family(cells: Sequence[Cell]) -> Family:
         return [max(of_class) for of_class in zip(*rows, strict=True)]
 
     class_p = equal_files.by_model(records_of(measured), by_class, test=correct, worst=find_worst)
+
+    # Give each cell its worse classes; cells without a measurement have none
     worse = {}
     for cell, p_values in zip(measured, class_p, strict=True):
         worse[id(cell)] = _find_worse(names, p_values, family.class_deltas(cell))
@@ -240,7 +244,12 @@ def make_family(cells: Sequence[Cell]) -> Family:
 def _find_worse(
     names: Sequence[str], p_values: Sequence[float], deltas: Sequence[float]
 ) -> tuple[str, ...]:
-    """Return the classes with a significant loss, by p-value and accuracy minus FP32's."""
+    """Return the classes whose accuracy is significantly below FP32's.
+
+    Args:
+        p_values: the corrected p-value of each class.
+        deltas: accuracy minus FP32's, by class.
+    """
     worse = []
     for name, p, delta in zip(names, p_values, deltas, strict=True):
         if p < SIGNIFICANCE and delta < 0:
@@ -270,8 +279,10 @@ def group_by_samples(records: Sequence[RunRecord]) -> list[list[RunRecord]]:
         families.setdefault(scored, []).append(record)
 
     # Reported samples first; the sort keeps the order of the families otherwise
-    ordered = sorted(families.values(), key=lambda f: naming.samples_of(f) == "selection")
-    return ordered or [[]]
+    def is_last(family: list[RunRecord]) -> bool:
+        return naming.samples_of(family) == "selection"
+
+    return sorted(families.values(), key=is_last) or [[]]
 
 
 def _has_samples(record: RunRecord) -> bool:
@@ -286,7 +297,7 @@ def _scored(record: RunRecord) -> tuple[str | None, ...]:
 
 
 def _asked(record: RunRecord) -> tuple[str | None, ...]:
-    """Return the keys and values of settings that determine the scored samples and the metric."""
+    """Return settings on the scored samples and the task: first the keys, then their values."""
     keys = ["data", "evaluate.split", "evaluate.stop", "task"]
     keys += sorted(key for key in record.params if key.startswith("task."))
     if record.held_out:
@@ -295,7 +306,7 @@ def _asked(record: RunRecord) -> tuple[str | None, ...]:
 
 
 def task_of(records: Sequence[RunRecord]) -> Task:
-    """Return the task of a family: that of a measured run, else of any run that logged its task.
+    """Return the task of the first measured run, or else of the first run that logged its task.
 
     If no run has logged one, the task is classification.
     """
@@ -315,7 +326,7 @@ def best_first(records: Sequence[RunRecord]) -> list[int]:
     reported samples may differ.
     """
     metric = task_of(records).metric
-    prefix = ""  # rank by the values of the table
+    prefix = ""  # for the reported values, which the table shows
     if any(record.stopped_early for record in records):
         prefix = CHOICE
 

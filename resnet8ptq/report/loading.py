@@ -1,4 +1,4 @@
-"""Makes the families of a sweep: reads the values of each sample and the ranges of its runs."""
+"""Makes families of runs: reads the values of each sample, and the ranges of some runs."""
 
 import hashlib
 import json
@@ -32,7 +32,7 @@ MAX_BYTES = 2**30  # largest artifact
 
 
 def load_families(store: Store, records: Sequence[RunRecord]) -> list[Family]:
-    """Return the families of a sweep's runs, with the values of each sample and ranges.
+    """Return the families of the runs, with the values of each sample and some ranges.
 
     A file that is missing or damaged causes a warning. A run that lacks its values is kept as
     failed.
@@ -96,6 +96,8 @@ def _read_cell(
     is_scored = record.samples is not None and record.value_of(task.metric) is not None
     if not is_scored or record.status != "ok":
         return Cell(record, label)
+
+    # Read the reported samples, and the selection samples if they were scored
     reader = partial(_read_predictions, task.test, kept=kept)
     paired = history.read_artifact(store, record, name="predictions.npz", reader=reader)
     choice = None
@@ -109,10 +111,13 @@ def _read_predictions(test: PairedTest, path: Path, kept: dict[bytes, Array]) ->
 
     Equal arrays of several runs, such as labels, share memory in `kept`.
     """
+    # An untrusted file may unpack to any size
     with zipfile.ZipFile(path) as archive:
         unpacked_bytes = sum(info.file_size for info in archive.infolist())
         if unpacked_bytes > MAX_BYTES:
             raise ValueError(f"it unpacks to more than {MAX_BYTES} bytes")
+
+    # Read the arrays, each once for all runs
     shared = {}
     with np.load(path, allow_pickle=False) as arrays:
         for name in arrays:
@@ -135,7 +140,7 @@ def _read_ranges(path: Path) -> dict[str, Any]:
 
 
 def add_earlier_runs(store: Store, families: Sequence[Family]) -> list[Family]:
-    """Return the families with their attributes `earlier_runs` and `added`."""
+    """Return the families with the attributes `earlier_runs` and `added` filled in."""
     return [_add_earlier(store, family) for family in families]
 
 
@@ -160,7 +165,7 @@ def _add_earlier(store: Store, family: Family) -> Family:
 
 
 def _find_samples(family: Family) -> Array | None:
-    """Return the ids of the scored samples; None if no measured run has logged them."""
+    """Return the sample ids of the first measured run that has them; None without such a run."""
     for cell in family.measured:
         if cell.paired is not None and cell.paired.samples is not None:
             return cell.paired.samples
@@ -168,7 +173,10 @@ def _find_samples(family: Family) -> Array | None:
 
 
 def _read_earlier(store: Store, record: RunRecord) -> Paired | None:
-    """Return the values of an earlier run; None, with a warning, if its files cannot be read."""
+    """Return the values of an earlier run; None if it has none.
+
+    If its files cannot be read, a warning is logged, and the result is None.
+    """
     try:
         record = history.complete(store, record)
         return _read_cell(store, task=task_of([record]), record=record, label="", kept={}).paired
@@ -178,7 +186,7 @@ def _read_earlier(store: Store, record: RunRecord) -> Paired | None:
 
 
 def _largest_of_each(records: Sequence[RunRecord]) -> list[RunRecord]:
-    """Return the run with the most scored samples of each test set, because runs may stop early."""
+    """Return, for each digest, the run that scored the most samples, as runs may stop early."""
     largest: dict[str, RunRecord] = {}
     for record in sorted(records, key=lambda record: record.metrics.get(metrics.SAMPLES, 0)):
         largest[record.samples_digest] = record

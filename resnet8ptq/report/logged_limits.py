@@ -1,4 +1,4 @@
-"""Reads the limits that runs have logged, by which they are judged."""
+"""Reads the limits of `report` that runs have logged, which decide their verdicts."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ PREFER = "prefer"  # a key of `report`
 
 
 def limits_of(records: Sequence[RunRecord], asked: Mapping[str, float | None]) -> ReportConfig:
-    """Return the limits: as requested, else as the runs have logged them, else the defaults.
+    """Return each limit as requested, else as the runs have logged it, else its default.
 
     `prefer` is as logged, or else the default.
 
@@ -22,7 +22,7 @@ def limits_of(records: Sequence[RunRecord], asked: Mapping[str, float | None]) -
         asked: requested limits by key of `report`; None for the logged limit.
 
     Raises:
-        ConfigError: a limit is out of range.
+        ConfigError: a limit is out of range, or the logged `prefer` is unknown.
         TrackingError: a logged limit is not a number; an untrusted store may hold any text.
     """
     limits: dict[str, Any] = {}
@@ -46,7 +46,7 @@ def limits_of(records: Sequence[RunRecord], asked: Mapping[str, float | None]) -
 
 
 def _find_preferred(records: Sequence[RunRecord]) -> str | None:
-    """Return the preference that the runs have logged; None without one."""
+    """Return the first logged preference; None without one."""
     for record in records:
         [preferred] = record.select(f"report.{PREFER}")
         if preferred:
@@ -55,7 +55,7 @@ def _find_preferred(records: Sequence[RunRecord]) -> str | None:
 
 
 def _find_logged(records: Sequence[RunRecord]) -> tuple[str | None, ...]:
-    """Return the `LIMITS` of the first run that has logged `max_drop`, as texts; else empty."""
+    """Return the `LIMITS` of the first run that has logged `max_drop`; empty without such a run."""
     keys = [f"report.{name}" for name in LIMITS]
     for record in records:
         texts = record.select(*keys)

@@ -44,10 +44,10 @@ _NAMED = ("backend.flow", "backend.path")
 
 
 def varied(records: Sequence[RunRecord]) -> list[str]:
-    """Return the keys of the settings that differ between runs, sorted.
+    """Return the keys of the settings that differ between runs of one backend, sorted.
 
-    `label` names the runs by these settings. The four columns of every table are left out.
-    Settings that differ only between backends count as defaults, and are left out too.
+    `label` names the runs by these settings. `_is_setting` leaves out others, such as those in the
+    four columns of every table.
     """
     by_backend: dict[str, list[RunRecord]] = {}
     for record in records:
@@ -134,8 +134,8 @@ def name_cells(members: Sequence[RunRecord], keys: Sequence[str]) -> list[str]:
 def headings(families: Sequence[Sequence[RunRecord]]) -> list[str]:
     """Return the heading of each family of `families.group_by_samples`.
 
-    A heading is the `title`, with the settings of the task in which the families differ. Equal
-    headings get the digest of the samples.
+    A heading is the `title`, with the settings of the task that not all families share. Equal
+    headings get a digest of the samples.
     """
     changed = [_find_changed(family) for family in families]
     shared = set(changed[0]).intersection(*changed) if changed else set()
@@ -155,15 +155,17 @@ def headings(families: Sequence[Sequence[RunRecord]]) -> list[str]:
 
 
 def _find_changed(family: Sequence[RunRecord]) -> tuple[str, ...]:
-    """Return the settings of a family's task that differ from the defaults, as key=value."""
+    """Return the task's settings that differ from the defaults, as key=value, by the first run."""
     return registry.find_changed(family[0].params) if family else ()
 
 
 def title(records: Sequence[RunRecord]) -> str:
-    """Return the data sets and models of the runs as text, with number of samples and task.
+    """Return data sets and models of the runs as text, with number and kind of samples, and task.
 
-    The number is left out if it varies, and the task if it is classification.
+    Number and kind are left out unless all runs have the same number, and the task if it is
+    classification. Runs that scored no samples count only if no run did.
     """
+    # Collect the parts of the measured runs
     names = set()
     scored = set()
     totals = set()

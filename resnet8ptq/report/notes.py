@@ -120,7 +120,7 @@ def collect(family: Family) -> list[str]:
 
 
 def collect_warnings(family: Family) -> list[str]:
-    """Return the notes that the short table needs.
+    """Return the notes on single runs and on verdicts that the short table needs.
 
     docs/settings.md explains the columns, docs/decisions.md the verdicts, and the report both.
     """
@@ -184,9 +184,7 @@ def _on_untimed(family: Family) -> list[str]:
 
 
 def _on_passed_over(named: Sequence[tuple[RunRecord, str]]) -> list[str]:
-    """Return a note that names the passing simulated runs, unless all passing runs are
-    simulated.
-    """
+    """Return a note with the passing simulated runs, unless all passing runs are simulated."""
     passing = [(record, label) for record, label in named if record.verdict == PASS]
     names = [label for record, label in passing if record.execution == "simulated"]
     if not names or len(names) == len(passing):
@@ -308,7 +306,7 @@ def _on_limits(family: Family) -> list[str]:
 
 
 def _on_open_verdicts(records: Sequence[RunRecord]) -> list[str]:
-    """Return why verdicts are void, or stay undecided with any number of samples."""
+    """Return notes on void verdicts, and on grouped samples, with which verdicts stay undecided."""
     lines = []
     if any(record.verdict == VOID for record in records):
         lines.append(VOID_NOTE)

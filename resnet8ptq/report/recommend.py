@@ -1,9 +1,11 @@
-"""Recommends a sweep's models by use, each with its verdict; `rule` chooses one for the headline.
+"""Recommends models of a sweep by use; `rule` chooses the model of the headline.
 
 The best of many models looks too good on the samples that chose it. A sweep with selection samples
 (`experiment.samples`) therefore chooses the best, the smallest and the fastest models on these.
-Models chosen in this way are assessed as a separate family, without a correction for the other
-models. For speed, FP32 is a candidate too.
+These models are assessed as a separate family, without a correction for the other models. For
+speed, FP32 is a candidate too.
+
+The samples that choose are the selection samples; without them, the reported samples.
 """
 
 import math
@@ -31,7 +33,7 @@ TUNED = {"nodes_to_exclude": "auto", "precision.plan": "auto", "method": "qat"}
 CLOSE = 0.05  # sizes, latencies and values of a criterion within 5% count as close
 NEAR = 2.0  # paired standard errors; the criterion chooses among models this near to the best
 FAMILIAR = 0.02  # FP32 was probably trained on samples where its metric is better by more than this
-FINALISTS = 3  # the fastest models of each use that are timed against each other
+FINALISTS = 3  # number of models that are timed as the fastest, and in batches as the fastest
 ALL_TIMED = 8  # up to this number of models, all are timed against each other
 RECOMMENDED = "recommended"
 BEST = "best"
@@ -90,7 +92,7 @@ class Recommendation:
 
 @dataclass(frozen=True)
 class ModelSelection:
-    """A family of assessed runs, the models among which to choose, and the models chosen."""
+    """A family of assessed runs, and the models to choose from; chooses the recommended ones."""
 
     family: Family  # the assessed runs
     timing: PairedLatency | None = None  # the timing of the finalists, if they were timed
@@ -102,9 +104,9 @@ class ModelSelection:
 
     @cached_property
     def candidates(self) -> list[Cell]:
-        """The models that may be recommended; empty if all fail, or if FP32 is in doubt.
+        """The models of `_ran` that may be recommended; empty if all of them fail.
 
-        With selection samples, these are all models that ran, because the selection samples judge
+        With selection samples, these are all models of `_ran`, because the selection samples judge
         them. Without selection samples, these are only models that do not fail.
         """
         kept = _without_failed(self._ran)
@@ -114,15 +116,15 @@ class ModelSelection:
 
     @cached_property
     def apart(self) -> bool:
-        """Whether the sweep has selection samples separate from the reported ones."""
+        """Whether all models of `_ran` were also scored on separate selection samples."""
         return all(cell.choice is not None for cell in self._ran)
 
     @cached_property
     def _ran(self) -> list[Cell]:
-        """The models that ran as they are deployed; if there are none, files for NPUs.
+        """The models that this program ran without simulation; if there are none, files for NPUs.
 
-        The list has no model whose FP32 is in doubt, or whose output no longer depends on the
-        sample. It has no steps of a search if the family has other measured runs.
+        The list has no model whose FP32 is in doubt, or with an output that no longer depends on
+        the sample. It has no steps of a search if the family has other measured runs.
         """
         ran = []
         for_npus = []
@@ -156,11 +158,10 @@ class ModelSelection:
 
     @cached_property
     def shown(self) -> list[Cell]:
-        """The candidates that are shown to keep the limit, on either set of samples.
+        """The candidates that are shown to keep the limit.
 
-        The `passing` models are shown to keep it. Models `measured_within` that pass on the
-        reported samples, corrected for all models, are shown to keep it too, even if the fewer
-        selection samples do not decide.
+        These are the models of `passing`, and those of `measured_within` that pass on the reported
+        samples, corrected for all models. The fewer selection samples may not decide these.
         """
         shown = by_run_id(self.passing)
         shown.update(by_run_id(with_verdict(self.measured_within, PASS)))
@@ -168,15 +169,15 @@ class ModelSelection:
 
     @cached_property
     def within(self) -> list[Cell]:
-        """The models `shown`; if there are none, those `measured_within`."""
+        """The models of `shown`; if there are none, those of `measured_within`."""
         return self.shown or self.measured_within
 
     @cached_property
     def others(self) -> list[Cell]:
-        """Further undecided models that save bytes and are `measured_within`.
+        """The undecided models of `measured_within` that save bytes and are not in `within`.
 
         The list is empty if an undecided model of `within` saves bytes, because then the headline
-        does not need them.
+        does not need others.
         """
         if any(map(_saves_bytes, with_verdict(self.within, UNDECIDED))):
             return []
@@ -196,13 +197,13 @@ class ModelSelection:
 
     @cached_property
     def headline(self) -> Headline | None:
-        """The model that `rule` chooses; None if no model passes or may pass.
+        """The choice of `rule`; None if no model of `within` or `others` passes or is undecided.
 
-        The rule chooses among the models `within` that pass on the reported samples, where verdicts
-        are corrected for all models. If none passes, the rule chooses among the undecided ones. If
-        it then finds none, or would keep FP32, it chooses again, with the `others`. With selection
-        samples, the reported samples did not choose this undecided model. It is therefore also
-        assessed by itself, and a pass in this test counts.
+        The rule chooses among the models of `within` that pass on the reported samples, where
+        verdicts are corrected for all models. If none passes, the rule chooses among the undecided
+        ones. If it then finds none, or would keep FP32, it chooses again, also among the `others`.
+        With selection samples, the reported samples did not choose this undecided model. It is
+        therefore also assessed by itself, and a pass in this test counts.
         """
         chosen = self._choose(with_verdict(self.within, PASS))
         if chosen is not None:
@@ -221,9 +222,16 @@ class ModelSelection:
         return self._choose(alone, alone=True)
 
     def _choose(self, cells: Sequence[Cell], alone: bool = False) -> Headline | None:
+        """Return the choice of `rule` among the cells, or among the finalists of them if any.
+
+        Args:
+            alone: whether the verdict is that of a model assessed by itself, which the reason says.
+        """
         kept = list(cells)
-        if self.timing is not None:  # only finalists, if any is among these models
+        if self.timing is not None:
             kept = _among(self.timing.single, cells) or kept
+
+        # Convert the cells into the numbers that the rule reads
         fp32_ms = min(map(_baseline_latency, _timed(kept)), default=math.nan)
         ranked = self._rank(kept)
         options = [self._option(cell, ranked, fp32_ms) for cell in kept]
@@ -235,6 +243,12 @@ class ModelSelection:
         return replace(headline, reason=reason, alone=True)
 
     def _option(self, cell: Cell, ranked: Sequence[Cell], fp32_ms: float) -> rule.Candidate:
+        """Return a cell as a candidate of `rule`.
+
+        Args:
+            ranked: all cells among which the rule chooses, the best first.
+            fp32_ms: latency of the fastest FP32, for runs that were not timed in turns.
+        """
         record = cell.record
         ms = record.latency_ms
         passes = record.verdict == PASS
@@ -259,8 +273,8 @@ class ModelSelection:
         )
 
     def _rank(self, cells: Sequence[Cell]) -> list[Cell]:
-        """Return the cells by the metric on the samples that choose, the best first, see `best`."""
-        # A sort would not do, because the best model depends on the others, see `best`.
+        """Return the cells in the order in which `best` chooses them."""
+        # No sort, because the criterion may make the best model depend on the others
         left = list(cells)
         ranked = []
         while left:
@@ -270,7 +284,7 @@ class ModelSelection:
 
     @cached_property
     def recommendations(self) -> "list[Recommendation]":
-        """The recommended models by use, see `recommend`."""
+        """The result of `recommend`."""
         return recommend(self)
 
     @property
@@ -281,7 +295,10 @@ class ModelSelection:
 
     @cached_property
     def criterion(self) -> Metric | None:
-        """The task's criterion; None if it was not measured on selection samples of all models."""
+        """The task's criterion; None unless all models have its value on selection samples.
+
+        See `Task.criterion`.
+        """
         criterion = self.family.task.criterion
         if criterion is None or not self.apart:
             return None
@@ -291,14 +308,15 @@ class ModelSelection:
         return criterion
 
     def best(self, cells: Sequence[Cell], reported: bool = False) -> Cell:
-        """Return the best of `cells` on the selection samples, or else on the reported samples.
+        """Return the best of `cells` by the metric on the samples that choose.
 
         On the selection samples, the `criterion`, if any, chooses among the models near the best
         one. Among equal models, those slower than the fastest by more than `SAME_SPEED` drop out,
         and the smallest of the others is chosen. A model without a latency does not drop out.
 
         Args:
-            reported: whether to choose on the reported samples in any case.
+            reported: whether to choose on the reported samples, even if there are selection
+                samples.
         """
         metric = self.family.metric
         name = metric.ranked_by
@@ -308,10 +326,13 @@ class ModelSelection:
         def cost(cell: Cell) -> float:
             return _or_worst(metric.cost(cell.metric(name)))
 
+        # Find the best ones
         least = min(map(cost, cells))
         equals = up_to(least + ROUNDING, cells, cost)
         if self.criterion and not reported:
             equals = self._best_by_criterion(self.criterion, equals[0], cells)
+
+        # Choose the smallest of those that are not slower
         slowest = min(map(_latency, _timed(equals)), default=math.inf) * (1 + SAME_SPEED)
         # Keep runs without a latency, which are not known to be slower
         fast = [cell for cell in equals if not _latency(cell) > slowest]
@@ -320,7 +341,11 @@ class ModelSelection:
     def _best_by_criterion(
         self, criterion: Metric, first: Cell, cells: Sequence[Cell]
     ) -> list[Cell]:
-        """Return the models near the first one whose criterion is within `CLOSE` of the least."""
+        """Return the models near the best one, `first`, with about the least criterion.
+
+        A near model is at most `NEAR` standard errors worse than the best one. The least criterion
+        is that of the best model and the near ones.
+        """
         metric = self.family.metric
         near = [first]
         for cell in cells:
@@ -344,10 +369,11 @@ def _saves_bytes(cell: Cell) -> bool:
 
 
 def finalists(selected: ModelSelection) -> list[Cell]:
-    """Return the models to time against each other and FP32; empty without measured latencies.
+    """Return the models to time against each other and FP32.
 
-    Only models within the limit can be recommended as the fastest. If there are few candidates, all
-    of them are timed, to fill the table's column.
+    The list is empty if no model of `within` or `others` has a latency, because only these can be
+    recommended as the fastest or in the headline. With at most `ALL_TIMED` candidates, all of them
+    are timed, to fill the table's column.
     """
     timed = _timed([*selected.within, *selected.others])
     if not timed:
@@ -407,8 +433,8 @@ def why_none(selected: ModelSelection) -> list[str]:
 def say_remedy(measured: Sequence[Cell]) -> str:
     """Return sentences with settings that may reduce the loss.
 
-    The text is empty if the loss of any model is neither a fail nor void, or if all files come from
-    other programs.
+    The text is empty if any model has another verdict on its loss than fail or void, or if all
+    files come from other programs.
     """
     losses = set()
     has_settings = False
@@ -430,11 +456,11 @@ def say_remedy(measured: Sequence[Cell]) -> str:
 
 
 def recommend(selected: ModelSelection) -> list[Recommendation]:
-    """Return one recommendation for each use; empty without candidates.
+    """Return a recommendation for each use that has one; empty without candidates.
 
-    The list is also empty if the runs were scored on the selection samples. Such runs are steps of
-    a search, whose best models also run on the reported samples. The uses balanced, smallest and
-    fastest choose among the models `within` the limit, and are left out without them.
+    The list is also empty for steps of a search without a reported run, because the best models of
+    a search also run on the reported samples. The uses balanced, smallest and fastest choose among
+    the models of `ModelSelection.within`, and are left out without them.
     """
     candidates = selected.candidates
     if not candidates or selected.on_selection:
@@ -456,7 +482,7 @@ def recommend(selected: ModelSelection) -> list[Recommendation]:
             uses[BALANCED] = balanced
         uses["smallest"] = _smallest(selected)
         timed = selected.timing
-        if timed is not None and not timed.single.keys().isdisjoint(by_run_id(selected.within)):
+        if timed is not None and _among(timed.single, selected.within):
             uses["fastest"] = _fastest(selected, SINGLE, timed.single)
             if timed.batch:
                 batches = f"fastest, {timed.batch_size} samples at a time"
@@ -485,7 +511,7 @@ def find_use(
         nothing: the reason why the sweep recommends no run at all, with the mend.
 
     Raises:
-        ConfigError: the sweep recommends no run for the use, FP32 itself, or several models.
+        ConfigError: for the use, the sweep recommends no run, FP32 itself, or several runs.
     """
     uses = []  # the uses with a run, for messages
     chosen = []
@@ -495,7 +521,7 @@ def find_use(
         if model.use == use:
             chosen.append(model)
 
-    # Refuse what a command could not act on
+    # Refuse a use without exactly one run
     if len(chosen) > 1:
         raise ConfigError(
             f"use: sweep {sweep_id} recommends a run for each of {len(chosen)} sets of samples; "
@@ -528,8 +554,8 @@ def find_recommendation(use: str, recommended: Sequence[Recommendation]) -> Reco
 def own_family(selected: ModelSelection, chosen: Sequence[Recommendation]) -> Family:
     """Return the recommended models that the selection samples chose; empty without such samples.
 
-    `verdicts.assess_losses` corrects their verdicts for these models only, because the reported
-    samples did not choose them.
+    A verdict on these models needs a correction for them only, because the reported samples did
+    not choose them.
     """
     if not selected.apart:
         return Family((), selected.limits)
@@ -544,11 +570,10 @@ def own_family(selected: ModelSelection, chosen: Sequence[Recommendation]) -> Fa
 
 
 def _assess(selected: ModelSelection, chosen: Sequence[Recommendation]) -> list[Recommendation]:
-    """Return the recommendations with their verdicts on the reported samples.
+    """Return the recommendations; models of `own_family` get verdicts corrected for them only.
 
-    Models of `own_family` are assessed together. The balanced model is chosen on the reported
-    samples, so its verdict stays corrected for all models, unless it is in `own_family` for another
-    use. The verdict of `RECOMMENDED` stays as it is, see `ModelSelection.headline`.
+    The verdict of another model stays corrected for all models, because the reported samples chose
+    it. The verdict of `RECOMMENDED` stays that of `ModelSelection.headline`.
     """
     own = verdicts.assess_losses(own_family(selected, chosen))
     assessed = by_run_id(own.cells)
@@ -562,7 +587,10 @@ def _assess(selected: ModelSelection, chosen: Sequence[Recommendation]) -> list[
 
 
 def other_choice(selected: ModelSelection) -> list[str]:
-    """Return sentences on the samples that choose, and on the choice by the reported samples."""
+    """Return sentences on the samples that choose, and on the choice by the reported samples.
+
+    The list is empty without candidates.
+    """
     metric = selected.family.metric
     if not selected.candidates:
         return []
@@ -659,9 +687,9 @@ def say_margin(selected: ModelSelection) -> str:
 def _balanced(selected: ModelSelection, best: Recommendation) -> Recommendation | None:
     """Choose the smallest of the best model and those proven to be as good, within the limit.
 
-    Among equally small models, the fastest is chosen. Returns None if none of them is within the
-    limit, or if all fail. The test uses the reported samples and is corrected for all models, so it
-    also holds for the chosen model.
+    Among equally small models, the fastest is chosen. Returns None if each of them is beyond the
+    limit or fails. The test of being as good uses the reported samples and is corrected for all
+    models, so it also holds for the chosen model.
     """
     assert best.choice is not None  # only the fastest use may choose FP32
     within = by_run_id(_without_failed(selected.within))

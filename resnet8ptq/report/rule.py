@@ -7,12 +7,11 @@
 3. `speed` takes the fastest of the candidates that are shown to be faster than FP32.
 4. If there are none, it takes the fastest candidate of about the smallest size: the smallest
    candidate has at least 90% of that candidate's bytes. Candidates that are worth their loss
-   (rule 7) and not slower than FP32, as measured, come before the others. The choice says that
-   nothing is faster than FP32.
+   (rule 7) and not slower than FP32, as measured, come before the others.
 5. `size`, and `speed` without latencies, take the smallest candidate. `accuracy` takes the most
    accurate candidate that is not slower than FP32, or else the most accurate one.
-6. Among candidates that are equal in speed or size, the smaller, then the faster, then the more
-   accurate one.
+6. Of candidates that are equal in speed or size, `speed` and `size` take the smaller, then the
+   faster, then the more accurate one.
 7. A model that is neither clearly smaller nor clearly faster than FP32 (`evaluation.worth`) is not
    worth its loss: FP32 stays.
 """
@@ -42,7 +41,7 @@ class Candidate:
         key: the id of the model's run.
         passes: whether the model has the verdict pass; otherwise, it is undecided.
         loss: measured loss against FP32, in the unit of the limit.
-        rank: position by the metric on the samples that choose; the best model has 0.
+        rank: position in the order from the best model, which has 0, to the worst.
         fp32_bytes: size of the FP32 file in the same framework.
         latency_ms: latency of one sample; None if it was not measured.
         speed: speed relative to the fastest FP32; None if it was not measured.
@@ -109,6 +108,7 @@ def choose(
         prefer: one of `PREFERENCES`.
         loss_error: a smaller loss is clearly better only if it differs by more than this.
     """
+    # Apply rules 1 and 2
     candidates = [one for one in measured if one.passes]
     if not candidates:
         candidates = list(measured)
@@ -131,8 +131,8 @@ def choose(
         reason = "the fastest"
     elif prefer == "speed" and timed:
         chosen, reason = _choose_small(candidates)
-        # On a busy machine, a model at 1.2 times FP32's speed may not be shown to be faster. One at
-        # half of the speed is no better answer for a few bytes.
+        # On a busy machine, a model at 1.2 times FP32's speed may not be shown to be faster. A
+        # model at half of FP32's speed is not better for a few bytes less.
         as_fast = [one for one in candidates if one.speed and not one.is_slower and one.gains]
         if as_fast and chosen not in as_fast:
             chosen, reason = _choose_small(as_fast)
@@ -161,6 +161,8 @@ def _choose_small(candidates: Sequence[Candidate]) -> tuple[Candidate, str]:
     small = up_to(smallest / MOST_BYTES, candidates, _size)
     fastest = min(map(_latency, small))
     chosen = _first(small, key=_latency, slack=fastest * SAME_SPEED)
+
+    # The chosen one may be larger, within that tenth
     if chosen.size_bytes <= smallest * (1 + SAME_SIZE):
         return chosen, "the smallest"
     return chosen, "the fastest of about the smallest size"
@@ -202,6 +204,7 @@ def _first(
     """Return the best by `key`; rule 6 decides among candidates within `slack` of the best."""
     least = min(map(key, candidates))
     equal = up_to(least + slack, candidates, key)
+    # Apply rule 6: size, then latency, then rank
     smallest = min(map(_size, equal))
     equal = up_to(smallest * (1 + SAME_SIZE), equal, _size)
     fastest = min(map(_latency, equal))

@@ -1,4 +1,4 @@
-"""Assesses the families of a sweep that just ran, or that is read from the store.
+"""Assesses the families of runs that just ended, or that are read from the store.
 
 This module does not import the figures, because `resnet8ptq verdict` runs without matplotlib.
 """
@@ -24,7 +24,11 @@ def select(
     limits: ReportConfig,
     timings: Sequence[PairedLatency | None] | None = None,
 ) -> list[ModelSelection]:
-    """Return a selection for each family, assessed, with the latencies of its timing if any."""
+    """Return a selection for each family, assessed and with the latencies of its timing.
+
+    Args:
+        timings: the timing of each family, or None; without the list, no family was timed.
+    """
     result = []
     for family, timed in zip(families, timings or [None] * len(families), strict=True):
         assessed = verdicts.assess(timing.put_in(family, timed), limits)
@@ -35,13 +39,16 @@ def select(
 def load_selections(
     store: Store, parent: RunRecord, records: Sequence[RunRecord], limits: ReportConfig
 ) -> list[ModelSelection]:
-    """Return a selection for each family of a sweep's runs; use the timing that it has logged."""
+    """Return a selection for each family of a sweep's runs, with the timings of the sweep's log."""
     families = load_families(store, records)
     return select(families, limits, _load_timings(store, parent, len(families)))
 
 
 def _load_timings(store: Store, parent: RunRecord, families: int) -> list[PairedLatency | None]:
-    """Return the timing of each family; None for a family that was not timed."""
+    """Return the timing of each family; None for a family that was not timed.
+
+    All are None if the sweep's file is missing, damaged, or of another number of families.
+    """
     lacks = "the report leaves out the timing of the best models"
     timings = history.read_if_sound(
         store, record=parent, name=FILE, reader=_read_timings, lacks=lacks, optional=True

@@ -1,4 +1,4 @@
-"""The end of a single run: prints its table and verdict, and completes its page in MLflow."""
+"""The end of a single run: prints its result and paths, and completes its page in MLflow."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +22,9 @@ class SingleRun:
     limits: ReportConfig
 
     def close(self) -> None:
-        """Print the result and its baseline, and wait until MLflow has the run.
+        """Print the table, the verdict and the paths, and wait until MLflow has the run.
+
+        An analysis has printed its own table, and has no verdict.
 
         Raises:
             TrackingError: a file of the run could not be drawn or sent; the folder has the run.
@@ -30,8 +32,9 @@ class SingleRun:
         record = self.record
         store = self.store
         verdict = ""
+
         # Assess the run, and print its table and verdict
-        if not record.is_analysis:  # an analysis has printed its own table
+        if not record.is_analysis:
             families = loading.add_earlier_runs(store, loading.load_families(store, [record]))
             selections = []  # a run alone has nothing to choose from: only its verdict is used
             for family in families:

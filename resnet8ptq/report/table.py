@@ -1,4 +1,4 @@
-"""The table of runs: its columns, its rows, and the CSV of all logged values."""
+"""The table of runs: its columns and rows; and the CSV of all params and metrics."""
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
@@ -26,14 +26,14 @@ _FIRST_NOTE = "The {first} best of {total} runs by {title}; the others: {others}
 
 @dataclass(frozen=True)
 class Row:
-    """A row: runs with equal files, or an FP32 baseline that is not itself a run.
+    """A row: a group of `equal_files`, or an FP32 baseline that is not itself a run.
 
     Attributes:
         record: the record of the first run, or the record that the baseline would have.
         names: combination and varying settings, joined over the runs, see `name_cells`.
         p: the p-value of the difference from FP32, corrected for all models; None without one.
         ms: latency of one sample, as text; for a baseline, the smallest and the largest of those
-            measured with the runs.
+            measured with the runs; empty if not measured.
         is_run: False for a baseline that is not itself a run.
     """
 
@@ -67,6 +67,8 @@ def make(records: Sequence[RunRecord]) -> Table[Row]:
     adjusted = adjusted_p(records)
     keys = varied(records)
     rows = _make_baselines(records, keys)
+
+    # Add the runs, with a text for their latency
     for members in equal_files.group(records):
         record = members[0]
         names = tuple(name_cells(members, keys))
@@ -197,6 +199,8 @@ def to_csv(records: Sequence[RunRecord]) -> str:
         all_metrics.update(record.metrics)
     params = sorted(all_params)
     metrics = sorted(all_metrics)
+
+    # A run without a value has an empty cell
     lines: list[list[object]] = [["run_id", "status", "reason", *params, *metrics]]
     for run in records:
         values = [*map(run.params.get, params), *map(run.metrics.get, metrics)]
@@ -206,6 +210,7 @@ def to_csv(records: Sequence[RunRecord]) -> str:
 
 def _make_baselines(records: Sequence[RunRecord], keys: Sequence[str]) -> list[Row]:
     """Return a row for each FP32 baseline that is not itself a run."""
+    # Collect the baselines, and their latencies in all runs
     with_row = set()
     baselines: dict[tuple[str | None, ...], RunRecord] = {}
     latencies: dict[tuple[str | None, ...], list[float]] = {}
@@ -222,6 +227,8 @@ def _make_baselines(records: Sequence[RunRecord], keys: Sequence[str]) -> list[R
     sizes = {record.samples for record in records}
     any_stopped = any(record.stopped_early for record in records)
     is_same = len(sizes) < 2 or not any_stopped
+
+    # Make a row for each baseline
     rows = []
     for key in sorted(baselines.keys() - with_row, key=str):
         record = baselines[key]

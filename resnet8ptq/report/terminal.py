@@ -22,7 +22,7 @@ _NARROW = 100  # characters of a line, below which the table of six columns is c
 
 
 def print_families(families: Sequence[Family], console: Console | None = None) -> None:
-    """Print a table with notes to stdout for each family of runs."""
+    """Print a table with notes for each family of runs, to stdout without another console."""
     console = stdout(console, PIPE_WIDTH)
     if len(families) > 1:
         say(console, notes.FAMILIES_NOTE.format(count=len(families)))
@@ -36,6 +36,8 @@ def _print_family(heading: str, family: Family, console: Console) -> None:
     more = family.limits.columns
     every = table.make(records)
     rows, cut = table.shorten(records, every)
+
+    # Choose the columns, the notes and the width by `report.columns`
     if ALL in more:
         shown = rows.without_empty()
         collect = notes.collect
@@ -81,7 +83,7 @@ def print_verdict(chosen: Sequence[ModelSelection], run_id: str) -> str:
 
 
 def print_paths(folder: Path, store: Store) -> None:
-    """Print the folder, the path of a report in it, and how to browse the runs in MLflow."""
+    """Print the folder, the path of its report if any, and how to browse the runs in MLflow."""
     print(f"Files:  {folder}")
     report = folder / REPORT
     if report.exists():
@@ -92,7 +94,8 @@ def print_paths(folder: Path, store: Store) -> None:
 def print_answers(chosen: Sequence[ModelSelection]) -> None:
     """Print the recommended models of each family with a measured run, or why there is none.
 
-    The model of the headline comes last, with verdict, measurements and command.
+    The first model, usually that of the headline, is printed last, with verdict, measurements and
+    command.
     """
     console = stdout(None, PIPE_WIDTH)
     titles = headings_of(families_of(chosen))
@@ -103,6 +106,8 @@ def print_answers(chosen: Sequence[ModelSelection]) -> None:
         if len(chosen) > 1:
             title = f"\n{heading}"
         say(console, title)
+
+        # Print the models for other uses, or the reasons
         answers = explain(selected)
         for answer in answers[1:]:
             say(console, _say_other_use(answer, selected.apart))
@@ -110,7 +115,7 @@ def print_answers(chosen: Sequence[ModelSelection]) -> None:
             say(console, " ".join(["No model is recommended.", *why_none(selected)]))
             continue
 
-        # Print the best model last, above the prompt
+        # Print the first model last, above the prompt
         best = answers[0]
         say(console, f"{best.headline}.")
         say(console, f"  {best.verdict} {best.note}".rstrip())
@@ -122,7 +127,7 @@ def print_answers(chosen: Sequence[ModelSelection]) -> None:
 
 
 def _say_other_use(answer: Explanation, apart: bool) -> str:
-    """Return the line of a model for a use other than that of the headline.
+    """Return the line of a recommended model that is not the first one.
 
     Args:
         apart: see `ModelSelection.apart`.

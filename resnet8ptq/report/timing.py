@@ -52,7 +52,7 @@ def speed(record: RunRecord, timing: PairedLatency, of: int) -> Ratio | None:
 def put_in(family: Family, timing: PairedLatency | None) -> Family:
     """Return the family with the latencies of the turns; unchanged without a timing.
 
-    A run that was measured elsewhere by hand after the turns keeps that latency.
+    A run that was measured elsewhere by hand keeps that latency.
     """
     if timing is None:
         return family
@@ -65,9 +65,9 @@ def put_in(family: Family, timing: PairedLatency | None) -> Family:
 
 
 def without_carried(family: Family, timing: PairedLatency | None) -> PairedLatency | None:
-    """Return a timing without the runs that were measured elsewhere by hand after the turns.
+    """Return a timing without the runs that were measured elsewhere by hand.
 
-    Returns None without a timing, or if only FP32 is left.
+    Returns None without a timing, or if the timing has only FP32 left after such a run.
     """
     carried = {cell.record.run_id for cell in family.cells if cell.record.was_carried}
     if timing is None or carried.isdisjoint(timing.single):
@@ -87,6 +87,7 @@ def _replace(cell: Cell, timing: PairedLatency) -> RunRecord:
     record = cell.record
     metrics = {key: value for key, value in record.metrics.items() if key not in KEYS}
     fp32 = fp32_name(record)
+    # A timing need not have every run and every FP32
     for key, times in ((SINGLE, timing.single), (BATCH, timing.batch)):
         if fp32 in times:
             metrics[BASELINE + key] = typical(times[fp32])

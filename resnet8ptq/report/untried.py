@@ -1,4 +1,4 @@
-"""Finds a setting that is known to be fast on this CPU, and that a sweep has not tried."""
+"""Finds settings that are known to be fast on this CPU, and that a sweep has not tried."""
 
 from collections.abc import Mapping, Sequence
 
@@ -26,10 +26,10 @@ _DROPPED = (
 
 
 def find_untried(records: Sequence[RunRecord]) -> str:
-    """Return the command for the first fast setting that `advise` lists and no run had; else empty.
+    """Return the command with the first fast settings of `advise` that no run here had; else empty.
 
-    The setting must need no extra package. The text is also empty if no run was measured on this
-    CPU, or if `origin.find_overrides` finds no settings to repeat with it.
+    The backend must need no extra package. Only runs measured on this CPU count. The text is also
+    empty if `origin.find_overrides` finds no other settings of such a run to repeat.
     """
     # Imported here, because a verdict reads runs without ONNX Runtime and the backends
     from resnet8ptq.backends.advice import TRY
@@ -41,7 +41,7 @@ def find_untried(records: Sequence[RunRecord]) -> str:
     if repeated is None:
         return ""
 
-    # Find the first setting that is fast, new, and installed without an extra
+    # Find the first settings that are fast, new, and installed without an extra
     backends = find_backends().values()
     without_extra = [backend.name for backend in backends if not backend.extra]
     for candidate in candidates.advise(flags):
@@ -65,7 +65,7 @@ def _parse(words: Sequence[str]) -> dict[str, str]:
 
 
 def _has(record: RunRecord, wanted: Mapping[str, str]) -> bool:
-    """Return whether a run had these settings; its granularity may be another."""
+    """Return whether a run had these settings, with any `per_channel`."""
     for key, value in wanted.items():
         if key != "per_channel" and record.params.get(key) != value:
             return False

@@ -1,14 +1,15 @@
 """Verdicts on the loss of models against FP32: pass, fail, undecided or void.
 
 A model passes if the one-sided 95% upper bound of its paired loss is within the limit. The model
-fails if the lower bound is beyond the limit. Both are corrected for all models of a family (Holm,
-1979); runs with equal files count as one model. Otherwise the model is undecided, because a loss
+fails if the lower bound is beyond the limit. Both are corrected for the models that are assessed
+together, usually those of a family (Holm, 1979). Runs with equal files count as one model.
+Otherwise the model is undecided, because a loss
 that is not significant does not prove equality. A verdict is void if FP32 itself is not shown to be
 better than chance, or is clearly below the accuracy that the user expects. A loss against a broken
 network has no meaning.
 
-A model fails independently of its loss if its metric is below its own limit, such as
-`report.min_accuracy`. It also fails if one of its outputs no longer depends on the sample.
+Unless the verdict is void, a model also fails if its metric is below the smallest accepted value,
+such as `report.min_accuracy`, or if one of its outputs no longer depends on the sample.
 """
 
 import math
@@ -41,7 +42,7 @@ UNSUPPORTED = "unsupported"  # for a run that was not measured, in addition to `
 EXIT_CODES = {PASS: 0, FAIL: 3, UNDECIDED: 4, VOID: 4, UNSUPPORTED: 4}
 OUTCOMES = (PASS, FAIL, UNDECIDED, VOID)
 MARGIN = 0.5  # share of the limit that is the non-inferiority margin against the best model
-NAMED = 12  # most runs that the note on added samples names
+NAMED = 12  # most models that the note on added samples names
 ADDED_NOTE = (
     "{seen:,} of these {total:,} samples were scored by earlier runs. If the others were added "
     "because a verdict was undecided, a pass on all of them is too easy: the first look counts "
@@ -55,7 +56,7 @@ class Verdict:
     """The verdict on a model: its parts, its text, and the sample size that would decide."""
 
     loss: str  # the verdict on the loss alone: `PASS`, `FAIL`, `UNDECIDED` or `VOID`
-    # If undecided, the sample size for 80% power at the measured loss; NaN if samples do not vary.
+    # If undecided, the sample size that would decide, see `Margin.items_needed`; else 0
     needed: float = 0.0
     fault: str = ""  # why the model fails independently of the loss, see `find_fault`
 
@@ -96,11 +97,12 @@ class Verdict:
 
 
 def assess(family: Family, limits: ReportConfig) -> Family:
-    """Return the family; each record has its verdict, and the values and limits that led to it.
+    """Return the family with records that hold verdicts, and the values and limits behind them.
 
-    Tables, pages, recommendations, programs and deployments read these records, so that they agree.
-    Call this once for each family, after `loading.load_families` and, if the models were timed in
-    turns, `timing.put_in`.
+    An unsupported run has the verdict `UNSUPPORTED`; FP32 and other runs without a result have
+    none. Tables, pages, recommendations, programs and deployments read these records, so that they
+    agree. Call this once for each family, after `loading.load_families` and, if the models were
+    timed in turns, `timing.put_in`.
     """
     metric = family.metric
     adjusted = adjusted_p(family.records)
@@ -140,13 +142,15 @@ def assess_losses(family: Family) -> Family:
     """
     metric = family.metric
     limits = family.limits
+
+    # Test the losses against a sound FP32
     margins = []
     for cell in family.sound:
         margin = margin_at(metric, cell, metric.limit(limits))
         margins.append((margin, int(cell.metric(TOTAL))))
     decided = _decide_by_model(family, family.sound, margins)
 
-    # Verdicts are void, unless FP32 is sound
+    # The other verdicts are void
     losses = dict.fromkeys(by_run_id(family.measured), Verdict(VOID))
     for cell, loss in zip(family.sound, decided, strict=True):
         losses[cell.record.run_id] = loss
@@ -181,6 +185,11 @@ def _with_verdict(
 def _decide_by_model(
     family: Family, cells: Sequence[Cell], margins: Sequence[tuple[Margin, int]]
 ) -> list[Verdict]:
+    """Return a verdict on the loss for each cell, corrected for the models of these cells.
+
+    Args:
+        margins: see `decide`.
+    """
     test = partial(decide, planned=family.planned)
     return by_model(records_of(cells), margins, test, worst=find_worst)
 
@@ -191,7 +200,7 @@ def find_worst(margins: Sequence[tuple[Margin, int]]) -> tuple[Margin, int]:
 
 
 def _find_equal_runs(records: Sequence[RunRecord]) -> dict[str, tuple[str, ...]]:
-    """Return the ids of the other runs with an equal file, by run id."""
+    """Return the ids of the other runs in a run's group of `equal_files`, by run id."""
     others = {}
     for members in equal_files.group(records):
         for record in members:
@@ -217,7 +226,7 @@ def least_of(metric: Metric, limits: ReportConfig) -> float | None:
 
 
 def margin_at(metric: Metric, cell: Cell, limit: float) -> Margin:
-    """Return how far a loss exceeds a limit; unknown if grouped samples count as independent."""
+    """Return how far a loss exceeds a limit; `UNKNOWN` if grouped samples count as independent."""
     assert cell.paired is not None  # every measured cell has values
     if cell.record.grouped:
         return UNKNOWN
@@ -225,9 +234,10 @@ def margin_at(metric: Metric, cell: Cell, limit: float) -> Margin:
 
 
 def assess_added(family: Family) -> list[tuple[Cell, Verdict]]:
-    """Return the verdicts on the samples in `Family.added` alone; empty without such samples.
+    """Return verdicts by the samples in `Family.added` alone, with their cells.
 
-    Runs whose values cannot be split by sample, or with grouped samples, are left out.
+    The list is empty without such samples. Runs with a doubtful FP32, with grouped samples, or
+    with values that cannot be split by sample are left out.
 
     Samples added after an undecided verdict form an independent test, because their results
     influence neither their number nor the decision to add them.
@@ -254,10 +264,12 @@ def assess_added(family: Family) -> list[tuple[Cell, Verdict]]:
 
 
 def say_added(family: Family) -> str:
-    """Return the note about samples added to those of earlier runs, with the verdicts on them."""
+    """Return the note about samples added to those of earlier runs, with the verdicts by them."""
     assert family.added is not None
     added = int(family.added.sum())
     total = len(family.added)
+
+    # List the verdicts by the added samples
     assessed = assess_added(family)
     verdicts = "; ".join(f"{cell.label}: {verdict}" for cell, verdict in assessed[:NAMED])
     if len(assessed) > NAMED:
@@ -350,8 +362,8 @@ def _margin_over(best: Cell, cell: Cell, metric: Metric, margin: float) -> tuple
     total = int(cell.metric(TOTAL))
     if best.record.grouped or cell.record.grouped:
         return UNKNOWN, total
-    found = cell.paired.margin_over(best.paired, metric, limit=margin, items=total)
-    return found, total
+    excess = cell.paired.margin_over(best.paired, metric, limit=margin, items=total)
+    return excess, total
 
 
 def is_near(best: Cell, cell: Cell, metric: Metric, errors: float) -> bool:
@@ -385,6 +397,7 @@ def passes_to_choose(metric: Metric, cell: Cell, limits: ReportConfig) -> bool:
 
 
 def _undecided(margin: Margin, total: int, level: float) -> Verdict:
+    """Return the verdict undecided, with the sample size that would decide, above `total`."""
     needed = margin.items_needed(total, level)
     if needed <= total:  # the present sample size has not decided
         needed = total + 1.0

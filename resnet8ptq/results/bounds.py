@@ -23,10 +23,10 @@ STEPS = 50  # halvings of an interval
 
 
 def add_bounds(family: Family) -> Family:
-    """Return an assessed family with the bounds of each measured run in its record.
+    """Return an assessed family with the bounds of the losses in the records of measured runs.
 
-    A run has no bound if its margins are unknown, as for grouped samples that count as independent,
-    or if FP32 is broken. The unit is that of `RunRecord.loss`.
+    A bound is None if the margins are unknown, as for grouped samples that count as independent,
+    or if FP32 is in doubt. The unit is that of `RunRecord.loss`.
     """
     metric = family.metric
     limit = metric.limit(family.limits)
@@ -34,9 +34,12 @@ def add_bounds(family: Family) -> Family:
     measured = []
     for cell in sound:
         measured.append((margin_at(metric, cell, limit), cell))
+
     # Runs with equal files get the same bounds, as they get the same verdict
     find = partial(_find_bounds, metric, family.planned)
     bounds = by_model(records_of(sound), measured, test=find, worst=_find_worst)
+
+    # Put the bounds into the records
     bounded = {}
     for cell, (lower, upper) in zip(sound, bounds, strict=True):
         known = {"loss_upper_bound": upper, "loss_lower_bound": lower}
@@ -47,7 +50,7 @@ def add_bounds(family: Family) -> Family:
 
 
 def _find_worst(measured: Sequence[tuple[Margin, Cell]]) -> tuple[Margin, Cell]:
-    """Return the run that decides the verdict on its model, with its margin."""
+    """Return, with its margin, the run that decides the verdict on its model."""
     worst, _ = find_worst([(margin, 0) for margin, _ in measured])
     return next(item for item in measured if item[0] is worst)
 
@@ -55,7 +58,7 @@ def _find_worst(measured: Sequence[tuple[Margin, Cell]]) -> tuple[Margin, Cell]:
 def _find_bounds(
     metric: Metric, planned: int, measured: Sequence[tuple[Margin, Cell]]
 ) -> list[tuple[float | None, float | None]]:
-    """Return the lower and the upper bound of each model, each at its level, see `levels`."""
+    """Return the lower and the upper bound of each model, at the levels of `levels`."""
     uppers = levels([margin.p_within for margin, _ in measured], planned)
     lowers = levels([margin.p_beyond for margin, _ in measured], planned)
     bounds = []
@@ -97,7 +100,7 @@ def _edge(holds: Callable[[float], bool], bounded: bool) -> float | None:
     """Return the smallest limit at which a condition holds; None if it holds always or never.
 
     Args:
-        holds: a condition that holds for all limits above some limit.
+        holds: a condition that also holds for every limit above one for which it holds.
         bounded: whether losses lie between -1 and 1; otherwise, the search goes from `-FARTHEST` to
             `FARTHEST`.
     """
@@ -111,7 +114,7 @@ def _edge(holds: Callable[[float], bool], bounded: bool) -> float | None:
         high = low
         low = 2 * low
 
-    # Halve the interval between never and always
+    # Halve the interval in which the condition changes
     lowest = low
     highest = high
     for _ in range(STEPS):

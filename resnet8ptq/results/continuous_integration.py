@@ -35,7 +35,7 @@ from resnet8ptq.tracking.mlflow_store.store import StoreArguments, open_store
 from resnet8ptq.tracking.record import RunRecord
 
 FORMATS = {"json": to_json, "markdown": to_markdown}
-# Uses that choose among the models within the limit, so that a sweep may have no such model.
+# Uses that choose among the models within the limit. A sweep without such models has none of them.
 _WITHIN = ("balanced", "smallest", "fastest", "fastest_batch")
 
 
@@ -59,7 +59,7 @@ def main(words: list[str]) -> int:
     Raises:
         ConfigError: a setting is wrong, the run or sweep does not exist, or it has no verdict
             because FP32 itself is requested or recommended.
-        TrackingError: the store does not answer, or nothing was measured.
+        TrackingError: the store does not answer, a record is damaged, or nothing was measured.
     """
     asked = command.parse_words(words, Arguments, __doc__, plain="use")
     if asked.format not in FORMATS:
@@ -71,7 +71,10 @@ def main(words: list[str]) -> int:
 
 
 def find_answer(asked: Arguments) -> Answer:
-    """Return the verdict on the requested run or sweep, by default the newest; see `main`."""
+    """Return the verdict on the requested run or sweep, by default the newest.
+
+    For errors, see `main`.
+    """
     named = [key for key in ("run_id", "sweep", "folder") if getattr(asked, key) is not None]
     if len(named) > 1:
         raise ConfigError(f"{named[1]}: has no effect with {named[0]}=; expected one of the two")
@@ -115,12 +118,15 @@ def assess_run(run: RunRecord) -> Answer:
 def assess_sweep(sweep: SweepSummary, use: str = RECOMMENDED) -> Answer:
     """Return the verdict on the run that a sweep recommends for a use.
 
-    If the sweep recommends no run for the use, the verdict is on all its models, see `_overall`.
+    The verdict is on all its models, see `_overall`, if the sweep recommends nothing, or has no
+    headline for `RECOMMENDED`. The same holds if the use needs models within the limit, and the
+    sweep has none.
 
     Raises:
-        ConfigError: the sweep recommends FP32 itself or several runs for the use, or recommends
-            runs for other uses and the use is unknown.
-        TrackingError: no run was measured, and at least one failed.
+        ConfigError: the sweep recommends FP32 itself or several runs for the use, or only models
+            for other uses.
+        TrackingError: no run was measured, and at least one has neither ended as `ok` nor as
+            `unsupported`.
     """
     uses = {choice.use for choice in sweep.choices}
     is_known = use == RECOMMENDED or (use in _WITHIN and "smallest" not in uses)
@@ -134,12 +140,13 @@ def assess_sweep(sweep: SweepSummary, use: str = RECOMMENDED) -> Answer:
 
 
 def _overall(sweep: SweepSummary) -> str:
-    """Return the verdict on a sweep that recommends no run.
+    """Return the verdict on all models of a sweep, as it recommends none of them.
 
-    A simulated run cannot be deployed, so it can prove a fail but never a pass.
+    Simulated runs cannot be deployed. They only count if no other run was measured, and never as a
+    pass.
 
     Raises:
-        TrackingError: no run was measured, and at least one failed.
+        TrackingError: see `assess_sweep`.
     """
     # Collect the verdicts of measured runs, and count the runs without a result
     outcomes = set()

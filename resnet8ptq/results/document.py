@@ -156,7 +156,7 @@ class Sweep(_Part):
     status: str = Field(description="ok, failed, killed or running")
     runs: dict[str, int] = Field(description="number of runs by status")
     as_good_as_best: AsGood | None = Field(
-        description="null without a best run, or if the sweep has several sets of scored samples"
+        description="null without a best run, or if several sets of scored samples have one"
     )
 
 
@@ -200,7 +200,7 @@ class Answer:
 
     Attributes:
         run: the run; None if the sweep recommends no run for the use.
-        sweep: the sweep whose recommendation is judged; None if a run itself was requested.
+        sweep: the sweep whose recommendation is judged; None for a run by itself.
         use: the requested use; empty without a sweep.
         because: the reason for this run, or why there is none; empty without a sweep.
     """
@@ -222,9 +222,21 @@ class Answer:
         run = self.run
         sweep = self.sweep
         because = self.because
+        files = dict.fromkeys(("artifact", "artifact_sha256", "report"))
+        commands = dict.fromkeys(("deploy_command", "reproduce_command"))
+
+        # Fill in what is known of the run and of the sweep
         if run is not None:
             because = because or run.why_none
-        # Each part of the document reads its own attributes of the run
+            files |= {"artifact": run.artifact, "artifact_sha256": run.artifact_sha256}
+            commands = {
+                "deploy_command": run.deploy_command,
+                "reproduce_command": run.reproduce_command,
+            }
+        if sweep is not None:
+            files["report"] = sweep.report
+
+        # Each of these parts reads its attributes of the run
         parts = dict.fromkeys(("choice", "metric", "loss", "samples", "size", "latency"), run)
         return Document.model_validate(
             {
@@ -234,15 +246,8 @@ class Answer:
                 "exit_code": self.exit_code,
                 "use": self.use or None,
                 "because": because,
-                "files": {
-                    "artifact": run and run.artifact,
-                    "artifact_sha256": run and run.artifact_sha256,
-                    "report": sweep and sweep.report,
-                },
-                "commands": {
-                    "deploy_command": run and run.deploy_command,
-                    "reproduce_command": run and run.reproduce_command,
-                },
+                "files": files,
+                "commands": commands,
                 "sweep": _sweep(sweep),
             }
         )

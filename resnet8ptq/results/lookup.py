@@ -1,6 +1,6 @@
 """Finds and reads a run or a sweep by id, folder or tags, or the newest one.
 
-A sweep is read from its folder without the store, unless it may share runs with another sweep.
+Reading a sweep by its folder needs the store only if it may share runs with another sweep.
 """
 
 import re
@@ -31,7 +31,7 @@ SWEEP = "sweep"
 RUN = "run_id"
 _WORD = re.compile(r"[\w.:/@ -]+")  # texts of a query, without quotes
 
-Asked = Mapping[str, float | None]  # limits by key of `report`; None for the sweep's own
+Asked = Mapping[str, float | None]  # limits by key of `report`; None for the logged limit
 
 
 @dataclass(frozen=True)
@@ -57,8 +57,8 @@ class Runs:
         """Assess the runs as in the report, by the requested limits, or else the logged ones.
 
         Raises:
-            ConfigError: a limit is unknown or out of range.
-            TrackingError: the runs have logged invalid limits.
+            ConfigError: a limit is unknown or out of range, or a logged preference is unknown.
+            TrackingError: the runs have logged invalid limits, or an invalid task.
         """
         unknown = asked.keys() - {*logged_limits.LIMITS}
         if unknown:
@@ -72,7 +72,8 @@ class Runs:
         """Return the requested run, assessed among the runs of its sweep.
 
         Raises:
-            ConfigError: the run is an analysis, or `select` refuses a limit.
+            ConfigError: the run is an analysis, or see `select`.
+            TrackingError: the store does not list the run's files, or see `select`.
         """
         assert self.run is not None
         # Look up only this run's file, because each takes a request to a server
@@ -86,7 +87,12 @@ class Runs:
         )
 
     def assess_sweep(self, asked: Asked) -> SweepSummary:
-        """Return the sweep with its runs, verdicts and recommendations; for errors see `select`."""
+        """Return the sweep with its runs, verdicts and recommendations.
+
+        Raises:
+            ConfigError: see `select`.
+            TrackingError: the store does not list the files of a run, or see `select`.
+        """
         assert self.parent is not None
         selections = self.select(asked)
         artifacts = {r.run_id: _find_artifact(self.store, r) for r in self.records}
@@ -113,7 +119,7 @@ def load_sweep(
         run_id: the id of the sweep's parent run; by default the newest sweep.
         folder: the folder of the sweep, instead of its id.
         tags: tags of the sweep, instead of its id; the newest sweep with all of them is returned.
-        limits: `max_drop`, `min_sqnr_db` and `min_accuracy`; by default the limits of the sweep.
+        limits: `max_drop`, `min_sqnr_db` and `min_accuracy`; by default as the runs logged them.
         tracking: the store; by default `MLFLOW_TRACKING_URI`, or `mlruns` in the current folder.
 
     Raises:
@@ -138,7 +144,8 @@ def load_run(
         load_run("0123...").verdict
         load_run(folder="runs/2026-01-31/12-00-00_onnx-int8-minmax-per_tensor")
 
-    Arguments and errors are those of `load_sweep`. An analysis has no verdict and is an error.
+    Arguments and errors are those of `load_sweep`, for a run in place of the sweep. An analysis has
+    no verdict and raises `ConfigError`.
     """
     source = _find(RUN, run_id, folder, tags=tags, tracking=tracking or TrackingConfig())
     return source.assess_run(limits or {})
@@ -147,10 +154,10 @@ def load_run(
 def find_newest(tracking: TrackingConfig) -> Runs:
     """Return the newest sweep or single run of the experiment.
 
-    It is read from its folder if the folder has the same runs as the store, because this is faster.
+    It is read from its folder if possible, because this is faster, see `_read_newest`.
 
     Raises:
-        ConfigError: the experiment has no run.
+        ConfigError: the experiment has no run, or the newest sweep has none.
         TrackingError: the store cannot be read.
     """
     store = find_store(tracking)
@@ -202,8 +209,9 @@ def find_in_store(store: Store, run_id: str | None, sweep: str | None) -> Runs:
     """Return a run or a sweep by its id; without an id, the newest sweep or single run.
 
     Raises:
-        ConfigError: the run or sweep does not exist, the id is of the other kind, or the sweep has
-            no runs.
+        ConfigError: the run or sweep does not exist or was deleted, the id is of the other kind, or
+            the sweep has no runs.
+        TrackingError: the store cannot be read, or lacks a run that the sweep shares.
     """
     if run_id is not None:
         return _load_run(store, history.load_named(store, RUN, run_id))
@@ -219,8 +227,9 @@ def read_folder(folder: Path, tracking: TrackingConfig) -> Runs:
     """Return the run or the sweep of a folder.
 
     Raises:
-        ConfigError: the folder has no journal, or is of a sweep without runs.
-        TrackingError: a file of the folder is damaged.
+        ConfigError: the folder has no journal, is of a sweep without runs, or needs a store that
+            does not have it.
+        TrackingError: a file of the folder is damaged, or the store cannot be read.
     """
     folder = folder.resolve()
     if _is_sweep(folder):
@@ -238,7 +247,7 @@ def _find(
     """Return a sweep or a run, see `load_sweep` for the arguments.
 
     Args:
-        kind: `SWEEP` or `RUN`, the setting of a command that names it.
+        kind: `SWEEP` or `RUN`.
     """
     named = [value for value in (run_id, folder, tags) if value is not None]
     if len(named) > 1:
@@ -292,7 +301,7 @@ def _first_model(runs: Sequence[RunRecord]) -> RunRecord | None:
 
 
 def _name_other(store: Store, kind: str) -> str:
-    """Return the end of the message about a missing sweep, which names the newest run, or empty."""
+    """Return the end of the message on a missing sweep: the newest run; empty without one."""
     if kind != SWEEP:
         return ""
     newest = history.find_newest(store)
@@ -333,10 +342,13 @@ def _read_sweep(folder: Path, tracking: TrackingConfig, run: RunRecord | None = 
     if not _is_sweep(folder):
         raise ConfigError(f"folder: got {folder}, a run's folder, expected the folder of a sweep")
     kept = _read_journal(folder)
+
     # Only the store knows which runs of another sweep belong to a resumed one
     if SharedSweep.load(folder).resume:
         store = open_store(tracking)
         return _load_sweep(store, _find_logged(store, kept, folder), run)
+
+    # The folder of any other sweep has all its runs
     records = []
     for record in sync.load_records(folder):
         if not record.is_analysis:
@@ -366,7 +378,7 @@ def _read_run(folder: Path, tracking: TrackingConfig) -> Runs:
 
 
 def _of_folder(record: RunRecord) -> RunRecord:
-    """Return the record of a folder, without the store that a folder of another user names."""
+    """Return the record of a folder; unless the folder was made here, without its logged store."""
     if origin.own_folder(record):
         return record
     return record.changed(store_words=())
@@ -403,6 +415,7 @@ def _find_artifact(store: Store, record: RunRecord) -> str | None:
     """Return the path or address of a run's quantized file; None without a file."""
     if record.status != "ok":
         return None
+    # Each backend has other names for the file
     possible: set[str] = set()
     for backend in find_backends().values():
         possible.update(backend.model_files)

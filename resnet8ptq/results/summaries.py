@@ -1,6 +1,7 @@
 """Runs of a sweep with the report's verdicts, and the choices of the sweep, for programs.
 
-Verdicts and choices come from `report`; bounds, files and commands are added here.
+Verdicts and choices come from `report`. This module adds bounds, files, and the commands that
+repeat a run.
 """
 
 import re
@@ -29,7 +30,7 @@ from resnet8ptq.tracking.record import RunRecord, printable_or_none, show_frame,
 if TYPE_CHECKING:  # its import takes half a second
     import pandas
 
-_HALVED = "of the test samples"  # the end of `RunRecord.chosen_by` with evaluate.choice=half
+_HALVED = "of the test samples"  # the end of `RunRecord.chosen_by` if test samples choose
 
 
 @dataclass(frozen=True)
@@ -38,8 +39,8 @@ class SweepSummary:
 
     Attributes:
         status: ok, failed, killed or running.
-        runs: the runs by set of scored samples, in the order of the jobs.
-        choices: the recommendations; each set of scored samples has its own for each use.
+        runs: the runs of each set of scored samples in turn, in the order of the jobs.
+        choices: the recommendations; several sets of scored samples may each have one for a use.
         why_none: the reason why nothing is recommended; empty otherwise.
         report: path or address of the report's page; None without one.
     """
@@ -134,8 +135,8 @@ def summarize_sweep(
 def _choose(selected: ModelSelection) -> list[Recommendation]:
     """Return the recommendations of a selection, with the bounds that belong to their verdicts.
 
-    The verdicts of models of `own_family`, and of a headline that was assessed by itself, differ
-    from those in the table, and so do the bounds.
+    Models of `own_family`, and a headline that was assessed by itself, may have other verdicts and
+    bounds than in the table.
     """
     own = bounds.add_bounds(own_family(selected, selected.recommendations))
     cells = by_run_id(own.cells)
@@ -160,7 +161,7 @@ def _why_none(selected: ModelSelection) -> list[str]:
 
 
 def assess_runs(selected: ModelSelection, artifacts: Mapping[str, str | None]) -> list[RunRecord]:
-    """Return the runs of a selection, with their bounds, files and commands."""
+    """Return the runs of a selection, with their bounds, files and commands to repeat them."""
     return _complete(selected, artifacts).family.records
 
 
@@ -177,13 +178,15 @@ def _complete(selected: ModelSelection, artifacts: Mapping[str, str | None]) -> 
 def _reproduce(record: RunRecord) -> str | None:
     """Return the command that repeats one job of a sweep as a single run.
 
-    Returns None for a single run, and if a setting is damaged or not safe to repeat.
+    Returns None for a single run, and if a setting is damaged, not printable or not safe to repeat.
     """
     if not record.job_overrides:  # a single run has none
         return None
     kept = origin.find_overrides(record)
-    if kept is None:  # the settings are not safe to repeat
+    if kept is None:
         return None
+
+    # Add the settings by which a single run scores the same samples
     if record.chosen_by.endswith(_HALVED):  # a single run would report on all samples
         kept.append("evaluate.choice=half")
     elif record.stopped_early and record.chosen_by:

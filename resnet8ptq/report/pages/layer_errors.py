@@ -50,7 +50,7 @@ class HeatCell:
 
 @dataclass(frozen=True)
 class HeatMap:
-    """A table of layers, and a picture of them.
+    """A table of errors by layer, or a picture of the layers, or both.
 
     Attributes:
         rows: the name of each layer, with a value for each column.
@@ -67,6 +67,7 @@ class HeatMap:
 
 def load_heat_maps(store: Store, run_id: str) -> list[HeatMap]:
     """Return the heat maps of the sweep or the single run with this id."""
+    # Draw a map for each run, except for sensitivity analyses, which share one
     runs = history.load_children(store, run_id) or [history.load_run(store, run_id)]
     by_mode: dict[str, list[RunRecord]] = {}
     maps = []
@@ -83,7 +84,7 @@ def load_heat_maps(store: Store, run_id: str) -> list[HeatMap]:
         elif run.cause:  # a file of another program that is far from FP32
             maps.append(HeatMap(f"{_name(run)}: {run.cause}", picture=_load_picture(store, run)))
 
-    # Draw one map for all runs of a mode
+    # Draw one map for all sensitivity analyses of a mode
     for mode, members in by_mode.items():
         if mode not in _SENSITIVITY:
             continue
@@ -178,10 +179,10 @@ def _ranked(rows: Rows) -> Values:
 
 
 def _by_layer(rows: Rows) -> Values:
-    """Return SQNRs of each layer by column: of its weights, and of its output in two ways.
+    """Return SQNRs of each layer by column: of its weights, and of its output.
 
-    The layer itself or all layers before it too cause the error of the output. If a layer has
-    several tensors of a kind, the lowest SQNR counts.
+    The output has two: with the error of this layer alone, and also with those of all layers before
+    it. If a layer has several tensors of a kind, the lowest SQNR counts.
     """
     values: Values = {}
     for row in rows:

@@ -1,4 +1,4 @@
-"""Describes how the runs of a sweep were measured, from their params and tags."""
+"""Describes how the runs of a family were measured, from their params and tags."""
 
 from collections.abc import Iterable, Sequence
 
@@ -19,9 +19,10 @@ FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx512vnni", "avx_vnni", "amx_int8")
 
 
 def describe(family: Family) -> list[tuple[str, str]]:
-    """Return (subject, text) pairs; a text names at most `NAMED` values of a varying setting.
+    """Return (subject, text) pairs on samples, machine and software of the measured runs.
 
-    The notes below the table describe tests, intervals and verdicts; see `notes`.
+    A text names at most `NAMED` values of a varying setting. For tests, intervals and verdicts, see
+    `notes`.
     """
     runs = [record for record in family.records if record.samples is not None]
     if not runs:
@@ -85,7 +86,7 @@ def _describe_machine(runs: Sequence[RunRecord]) -> list[tuple[str, str]]:
 
 
 def _describe_timing(runs: Sequence[RunRecord]) -> tuple[str, str]:
-    """Return the text on latency and the text on threads; parallel jobs lengthen latencies."""
+    """Return the text on latency and the text on threads."""
     latency = "not measured"
     threads = _join_params(runs, "threads")
     at_once = max(history.to_number(run.jobs_at_once) for run in runs)

@@ -1,4 +1,4 @@
-"""The report of a sweep: `report.md`, `report.html` and its figures, made from MLflow only.
+"""The report of a sweep: `report.md`, `report.html`, `runs.csv` and figures, from MLflow only.
 
     resnet8ptq report                        the newest sweep or single run
     resnet8ptq report experiment=NAME        the newest of that MLflow experiment
@@ -85,6 +85,7 @@ def write_report(
     Returns:
         The paths of the files, in `folder`.
     """
+    # Draw the figures, and read those of the recommended runs
     families = families_of(chosen)
     panels = []
     wrong = []
@@ -116,7 +117,7 @@ def write_report(
 def _find_figures(
     store: Store, selected: ModelSelection, over: Sequence[Panel]
 ) -> dict[str, bytes]:
-    """Return the figures of a family by file name, with those of the first recommended run."""
+    """Return the figures of a family, with those of the first recommended run, by file name."""
     drawn = _draw(selected)
     if over:
         drawn["trade_offs.svg"] = trade_off.to_svg(over).encode()
@@ -246,6 +247,8 @@ def _render(
     level = "##"
     if prefix:
         level = "###"
+
+    # Leave out parts that this family does not need
     folds = []
     if cut:
         folds = _fold(whole, family.metric)
@@ -387,6 +390,7 @@ def _say_verdicts(selected: ModelSelection) -> str:
 
 
 def _draw(selected: ModelSelection) -> dict[str, bytes]:
+    """Return the figures drawn from the family's values, without the trade-off, by file name."""
     family = selected.family
     # Let another process draw the ranges, which only some runs have, while this one draws the rest
     with_ranges = [cell for cell in family.cells if cell.ranges]

@@ -95,6 +95,7 @@ def activation_ranges(family: Family, backend: str) -> Figure | None:
     axes = figure.subplots()
     offsets = np.linspace(-0.25, 0.25, len(chosen))
     for offset, (method, ranges) in zip(offsets, chosen.items(), strict=True):
+        # A method may lack activations of the first one
         rows = []
         ends = []
         for row, name in enumerate(names):
@@ -123,7 +124,7 @@ def activation_ranges(family: Family, backend: str) -> Figure | None:
 
 
 def _find_weights(family: Family) -> dict[str, list[float]]:
-    """Return the ranges of the FP32 network's weights, of the first run that has them."""
+    """Return the ranges of the FP32 network's weights by layer; empty if no run has them."""
     for cell in family.measured:
         ranges = cell.ranges.get("weights")
         if ranges:

@@ -21,7 +21,7 @@ from resnet8ptq.tracking.mlflow_store.store import Store, is_away
 
 log = logging.getLogger(__name__)
 
-# The verdict texts of runs that are not assessed
+# The texts of runs without a verdict on their page
 BASELINE = "baseline"
 SELECTION = "selection samples"
 
@@ -80,7 +80,8 @@ def _say_outcome(cell: Cell) -> str:
 def describe(selected: ModelSelection, cell: Cell) -> str:
     """Return the description of a measured run in Markdown: verdict, facts, deploy command.
 
-    A step of a search has no verdict here, and a void run no command.
+    FP32 and the steps of a search have no verdict here. A void run and a file of another program
+    have no command.
     """
     record = cell.record
     lines = []
@@ -97,8 +98,8 @@ def _show_latencies(selected: ModelSelection, cell: Cell) -> dict[str, float]:
     """Return the latencies to log on a run's page, by their names in MLflow.
 
     Latencies measured in turns and those of a run that was timed alone have different names, so
-    that MLflow does not compare them. A single run has none here, because it has logged them
-    itself. Nor has a run that was not timed in turns with the others.
+    that MLflow does not compare them. The result is empty for a single run, which has logged them
+    itself, and for a run that was not timed in turns with others of its family.
     """
     record = cell.record
     timing = selected.timing

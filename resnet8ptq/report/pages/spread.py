@@ -20,7 +20,7 @@ from resnet8ptq.tasks.scoring.statistics import CrossedMean, Margin, crossed_mea
 
 @dataclass
 class SeedSpread:
-    """The task's metric of one configuration over several seeds, each with its own draw.
+    """The task's metric of one configuration over several seeds, each with another draw.
 
     Attributes:
         draws: the number of seeds.
@@ -58,6 +58,7 @@ def measure_spreads(family: Family, limits: ReportConfig) -> list[SeedSpread]:
     """
     if family.stopped:
         return []
+    # Measure each configuration with several draws
     limit = family.metric.limit(limits)
     spreads: list[SeedSpread] = []
     sound: list[SeedSpread] = []

@@ -43,8 +43,8 @@ class Point:
         x: the size or the latency, in the unit of the axis.
         loss: the loss in the unit of the metric.
         low, high: ends of the 95% interval of the loss; equal if there is none.
-        kind: the outcome of the verdict, or `fp32`; sets the shape of the mark.
-        row: the index of the model's row in the table of runs; -1 without a row.
+        kind: the outcome of the verdict, or `fp32`, which sets the shape of the mark.
+        row: the index of the model among the table's rows of runs; -1 for FP32.
     """
 
     label: str
@@ -156,7 +156,7 @@ class Panel:
 
 
 def panels(selected: ModelSelection) -> list[Panel]:
-    """Return a panel over size and, if measured, one over latency; empty without measured runs."""
+    """Return a panel over size and, if measured, one over latency; empty without a size."""
     family = selected.family
     over = [
         ("size", "model file, kB", "size_bytes", 1e-3),
@@ -278,12 +278,16 @@ def _make_x_axis(points: Sequence[Point]) -> Axis:
 def _make_y_axis(points: Sequence[Point], most: float) -> tuple[float, Axis]:
     """Return the largest loss that is drawn, and the vertical axis; the smallest loss is on top.
 
-    The axis includes the limit `most`, and intervals up to `SPAN` times the limit.
+    The axis includes the limit `most`, and intervals up to `SPAN` times the limit. If the limit is
+    0, it includes all losses.
     """
+    # Points with a larger loss do not stretch the axis
     largest = SPAN * most
     if not most:
         largest = max(point.loss for point in points)
     shown = [point for point in points if point.loss <= largest]
+
+    # Include the limit, and the intervals of the points
     bottom = most
     top = 0.0
     for point in shown:

@@ -1,4 +1,4 @@
-"""Reads the wrong answers of the recommended model, which its run has written (`experiment`)."""
+"""Reads the wrong answers of the recommended model, see `experiment.wrong_examples`."""
 
 import base64
 import json
@@ -18,7 +18,14 @@ MAX_BYTES = 2**22  # largest file
 
 @dataclass(frozen=True)
 class WrongAnswer:
-    """A sample with a wrong answer: a picture as a data URL, or a text."""
+    """A sample with a wrong answer of the model.
+
+    Attributes:
+        truth: the true class.
+        fp32, model: the answers of FP32 and of the model.
+        picture: the sample as a data URL; empty for a text.
+        text: the sample, if it is a text; else empty.
+    """
 
     truth: str
     fp32: str
@@ -44,7 +51,10 @@ class WrongAnswers:
 
 
 def load_wrong_answers(store: Store, selected: ModelSelection) -> WrongAnswers | None:
-    """Return the wrong answers of the first recommended model; None without any in a sound file."""
+    """Return the wrong answers of the first recommended model.
+
+    Returns None for FP32, and without a recommended model or a sound file with examples.
+    """
     recommended = selected.recommendations
     if not recommended or recommended[0].choice is None:
         return None
