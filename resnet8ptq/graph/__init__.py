@@ -1,1 +1,1 @@
-"""ONNX graphs: layers, weights, links, passes, sessions, and conversion to torch modules."""
+"""ONNX graphs: layers, attention, weights, links, passes, sessions, and torch modules."""

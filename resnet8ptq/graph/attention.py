@@ -42,7 +42,7 @@ _Step = Callable[[onnx.NodeProto], Iterable[onnx.NodeProto]]
 
 
 def attention_products(graph: onnx.GraphProto) -> dict[str, onnx.NodeProto]:
-    """Return the MatMuls of attention by a short name, which differs from those of all layers."""
+    """Return the MatMuls of attention, by short names that differ from those of all layers."""
     products = [node for node in find_attention(graph) if node.op_type == "MatMul"]
     if not products:
         return {}
@@ -52,7 +52,7 @@ def attention_products(graph: onnx.GraphProto) -> dict[str, onnx.NodeProto]:
 
 
 def find_attention(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
-    """Return attention's products and fused attention operators; empty without attention."""
+    """Return attention's products and the operators of `_WHOLE`; empty without attention."""
     links = Links(graph)
     outputs = _find_products(graph)
 
@@ -73,7 +73,7 @@ def find_attention(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
 
 
 def _find_products(graph: onnx.GraphProto) -> set[str]:
-    """Return the outputs of the products of two computed tensors."""
+    """Return the outputs of the nodes of `_PRODUCTS` whose first two inputs are computed."""
     computed = find_computed(graph)
     outputs: set[str] = set()
     for node in graph.node:
@@ -85,13 +85,13 @@ def _find_products(graph: onnx.GraphProto) -> set[str]:
 def left_by_attention(graph: onnx.GraphProto, products: bool = False) -> list[onnx.NodeProto]:
     """Return the nodes that stay in float in a network with attention; none without attention.
 
-    Normalizations, Softmax, GELU, masks and sums have outliers in few channels, which leave few
-    8-bit levels for the other channels (Bondarenko et al., "Understanding and Overcoming the
-    Challenges of Efficient Transformer Quantization", EMNLP 2021). Layers with weights do nearly
-    all of the work; they stay quantized, as their fused Relu or Clip and embedding tables do.
+    Sums and normalizations have outliers in few channels, which leave few 8-bit levels for the
+    other channels (Bondarenko et al., "Understanding and Overcoming the Challenges of Efficient
+    Transformer Quantization", EMNLP 2021). Layers with weights do nearly all of the work. They stay
+    quantized, with the Relu or Clip fused into them, and so do embedding tables.
 
     Args:
-        products: whether attention's products and fused operators are quantized too.
+        products: whether the nodes of `find_attention` are quantized too.
     """
     attention = find_attention(graph)
     if not attention:
@@ -117,10 +117,10 @@ def left_by_attention(graph: onnx.GraphProto, products: bool = False) -> list[on
 
 
 def stretched_by_masks(graph: onnx.GraphProto) -> dict[str, list[onnx.NodeProto]]:
-    """Return the producer and the readers of each tensor that a mask stretches, by its name.
+    """Return the producer and the readers of each tensor that a mask stretches, by tensor name.
 
-    A mask adds about -10,000, or minus infinity, before a Softmax. In 8 bits, all unmasked scores
-    would then share one or two levels.
+    A mask usually adds -10,000 or less to some scores before a Softmax. In 8 bits, all unmasked
+    scores would then share one or two levels.
     """
     links = Links(graph)
     large = _large_constants(graph)
@@ -133,6 +133,7 @@ def stretched_by_masks(graph: onnx.GraphProto) -> dict[str, list[onnx.NodeProto]
     stretched: dict[str, list[onnx.NodeProto]] = {}
     for node in graph.node:
         taken = {*node.input} & (large | stretched.keys())
+        # A large constant counts as a mask only in an operator that masks
         passes = not taken.isdisjoint(stretched) or node.op_type in _MASKING
         if taken and passes and node.output[0] in before:
             stretched[node.output[0]] = [node, *links.after(node)]
@@ -143,7 +144,7 @@ def say_full_mask(graph: onnx.GraphProto, undefined: Collection[str]) -> str:
     """Return a message about a mask that hides a whole row, with its mend; empty if none does.
 
     Padding may hide a whole row. A Softmax over -inf alone is NaN. The network may ignore such a
-    row, but calibration finds no range in it.
+    row, but calibration finds no range of a tensor with NaN.
 
     Args:
         undefined: names of the tensors that hold NaN.
@@ -160,9 +161,9 @@ def say_full_mask(graph: onnx.GraphProto, undefined: Collection[str]) -> str:
 
 
 def _reach(start: onnx.NodeProto, step: _Step) -> set[str]:
-    """Return the first outputs of the nodes that are reached from a node.
+    """Return the first outputs of the nodes that are reached from `start`.
 
-    A path passes through `_PASSING` operators, and ends with the first other operator.
+    A path passes through the operators of `_PASSING`, and ends with the first other operator.
 
     Args:
         step: returns the nodes before or after a node.

@@ -7,9 +7,9 @@ from collections.abc import Collection, Sequence
 
 
 def split_into_blocks(sources: Sequence[Collection[int]], most: int) -> list[list[int]]:
-    """Return the indices of the steps in at most `most` blocks, as short as possible.
+    """Return the indices of the steps in at most `most` blocks, see `_split`.
 
-    A block ends at a step if no later step reads an earlier step, or at its greatest length.
+    The smallest size of a block that gives so few blocks is taken.
 
     Args:
         sources: for each step, in the order of execution, the earlier steps that it reads.
@@ -33,6 +33,8 @@ def split_into_blocks(sources: Sequence[Collection[int]], most: int) -> list[lis
 
 def _split(last: Sequence[int], size: int) -> list[list[int]]:
     """Return blocks of `size` to twice `size` steps; the last one may be shorter.
+
+    A block of `size` or more steps ends where no later step reads a step before its last one.
 
     Args:
         last: for each step, the last step that reads it, or the step itself.

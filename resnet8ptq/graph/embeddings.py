@@ -1,8 +1,8 @@
 """Finds embedding tables (each a Gather of constant rows), and rounds their rows to 8 bits.
 
-A table is most of a small text network, and each sample reads few rows. The rows are therefore
-stored in 8 bits and dequantized after the lookup. ONNX Runtime's quantizer would dequantize the
-whole table for every batch.
+A table holds most of the weights of a small text network, and each sample reads few rows. The rows
+are therefore stored in 8 bits and dequantized after the lookup. ONNX Runtime's quantizer would
+dequantize the whole table for every batch.
 """
 
 import numpy as np
@@ -17,7 +17,7 @@ _LEAST = 1e-30  # rows with smaller values become 0, because their scale would u
 
 
 def find_tables(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
-    """Return each Gather of computed rows of a constant float32 table [rows, width]."""
+    """Return each Gather of computed indices from a constant float32 table [rows, width]."""
     constants = Links(graph).constants
     lookups = []
     for node in graph.node:
@@ -30,16 +30,16 @@ def find_tables(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
 
 
 def _is_table(tensor: TensorProto) -> bool:
-    """Return whether a tensor has several rows of several float32 values."""
+    """Return whether a tensor is float32, with two axes larger than 1 and no others."""
     is_float = tensor.data_type == TensorProto.FLOAT
     return is_float and len(tensor.dims) == 2 and min(tensor.dims) > 1
 
 
 def find_tied(graph: onnx.GraphProto) -> list[tuple[onnx.NodeProto, onnx.NodeProto]]:
-    """Return pairs: a table's Gather, and a product whose weights are the table or its transpose.
+    """Return each table's Gather with each product whose weights equal the table or its transpose.
 
-    Text networks tie their embedding to their last product. Table and product are rounded along
-    different axes, so a quantized file stores the weights twice.
+    Many text networks tie their embedding to their last product. Table and product are rounded
+    along different axes, so a quantized file stores the weights twice.
     """
     constants = Links(graph).constants
     products = [node for node in graph.node if node.op_type in ("Gemm", "MatMul")]

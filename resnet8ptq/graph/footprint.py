@@ -33,7 +33,7 @@ def tensor_bytes(proto: onnx.ModelProto, length: int | None = None) -> dict[str,
 def live_bytes(proto: onnx.ModelProto, length: int | None = None) -> int:
     """Return the peak memory of live tensors, in bytes; for `length` see `tensor_bytes`.
 
-    Nodes run in order, and a tensor is freed after its last reader. Constants do not count.
+    Nodes run in graph order, and a tensor is freed after its last reader. Constants do not count.
     """
     sizes = tensor_bytes(proto, length)
     last = find_last_readers(proto.graph)

@@ -1,4 +1,4 @@
-"""Finds the layers of ONNX graphs, and other nodes that quantization treats specially."""
+"""Finds the layers of ONNX graphs, and other nodes and tensors that matter to quantization."""
 
 import math
 import re
@@ -21,11 +21,11 @@ MOVING = ("Identity", "Flatten", "Reshape", "Squeeze", "Transpose", "Unsqueeze")
 
 
 def weight_layers(graph: onnx.GraphProto) -> dict[str, onnx.NodeProto]:
-    """Return the convolutions and matrix products with weights, by a short unique name.
+    """Return the nodes of `LAYERS` whose second input is constant, by a short unique name.
 
-    `model_1/conv2d_1/BiasAdd` becomes `conv2d_1`: the common prefix of all names is dropped, then
-    all parts that a unique name does not need. A product with a vector has no output channels, so
-    it is not a layer.
+    For example, `model_1/conv2d_1/BiasAdd` becomes `conv2d_1`. The name lacks the first parts that
+    all names share, and the last parts that it does not need to be unique. A product with a vector
+    has no output channels, so it is not a layer.
     """
     constants = Links(graph).constants
     layers = []
@@ -66,10 +66,7 @@ def short_names(nodes: Sequence[onnx.NodeProto]) -> list[str]:
 
 
 def _count_shared(names: Sequence[Sequence[str]]) -> int:
-    """Return the number of first parts that all names share.
-
-    Returns 0 if the names do not differ before the shortest one ends.
-    """
+    """Return how many first parts all names share; 0 if no part of the shortest one differs."""
     for index, parts in enumerate(zip(*names, strict=False)):
         if len(set(parts)) > 1:
             return index
@@ -102,8 +99,7 @@ def float_tensors(proto: onnx.ModelProto, around: Collection[str] | None = None)
     """Return the names of the computed float32 tensors, in graph order.
 
     Args:
-        proto: the whole model, from which the types are inferred.
-        around: names of nodes whose inputs and outputs are returned; None for all tensors.
+        around: names of nodes; only their inputs and outputs are returned. None for all tensors.
     """
     graph = infer_shapes(proto)
     floats = set()
@@ -125,8 +121,8 @@ def float_tensors(proto: onnx.ModelProto, around: Collection[str] | None = None)
 def find_copies(graph: onnx.GraphProto) -> dict[str, tuple[str, float, float]]:
     """Map each copy of another tensor to (other, low, high).
 
-    A copy has the other's values, clipped to [low, high], perhaps in another shape or order. Both
-    bounds may be infinite.
+    A copy has the other's values, clipped to [low, high], perhaps in another shape or order. A
+    bound may be infinite.
     """
     constants = Links(graph).constants
     copies = {}
@@ -140,9 +136,9 @@ def find_copies(graph: onnx.GraphProto) -> dict[str, tuple[str, float, float]]:
 def _find_interval(
     node: onnx.NodeProto, constants: Mapping[str, onnx.TensorProto]
 ) -> tuple[float, float] | None:
-    """Return the interval to which a node clips the values that it passes on.
+    """Return the interval to which a node clips its first input, infinite if it only moves values.
 
-    Returns None if the node computes other values, or if a bound is computed or an attribute.
+    Returns None for other nodes, and for a Clip whose bound is computed or an attribute.
     """
     if node.op_type in MOVING:
         return -math.inf, math.inf
@@ -167,14 +163,18 @@ def find_offset_clips(graph: onnx.GraphProto) -> list[str]:
     copies = find_copies(graph)
     names = []
     for node in graph.node:
-        _, low, high = copies.get(node.output[0], ("", math.inf, -math.inf))
+        unknown = ("", math.inf, -math.inf)  # an interval without 0
+        _, low, high = copies.get(node.output[0], unknown)
         if node.op_type == "Clip" and not low <= 0 <= high:
             names.append(node.name)
     return names
 
 
 def integer_nodes(proto: onnx.ModelProto) -> list[str]:
-    """Return the names of nodes whose first input or an output is not float32, such as tokens."""
+    """Return the names of the nodes whose first input or an output is known not to be float32.
+
+    Tokens are an example. Constants do not count.
+    """
     inferred = infer_shapes(proto)
     integers = set()
     for value in (*inferred.input, *inferred.value_info, *inferred.output):
@@ -236,18 +236,18 @@ def constant_pads(graph: onnx.GraphProto) -> Iterator[tuple[onnx.NodeProto, bool
 
 
 def find_cuts(graph: onnx.GraphProto) -> dict[int, str]:
-    """Return the tensors at which the graph can be cut in two, by the index of the node before.
+    """Return the tensors at which the graph can be cut in two, by the last node's index before it.
 
-    All nodes after a cut depend only on the cut's tensor and on tensors without a layer before
-    them. Tensors without a layer before them, such as a mask, are cheap to compute again.
+    The nodes after a cut need only its tensor, constants, and tensors that depend on no layer, such
+    as a mask. Such tensors are cheap to compute again.
     """
     computed = set(input_names(graph))
     last = find_last_readers(graph)
 
     # A cut is where only one live tensor depends on a layer
     cuts = {}
-    live = computed & last.keys()
-    early = set(computed)
+    live = computed & last.keys()  # tensors that a later node reads
+    early = set(computed)  # tensors that depend on no layer
     for i, node in enumerate(graph.node):
         taken = computed.intersection(inputs_of(node))
         if not taken:  # the node depends on constants only
@@ -268,7 +268,7 @@ def find_cuts(graph: onnx.GraphProto) -> dict[int, str]:
 def fused_activations(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
     """Return each Relu and Clip that is the only reader of its input.
 
-    Frameworks compute such a node in the kernel of a layer before it, so both are quantized
+    Frameworks compute such a node in the kernel of the layer before it, so both are quantized
     together.
     """
     links = Links(graph)
@@ -282,7 +282,7 @@ def fused_activations(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
 def find_tail(
     graph: onnx.GraphProto, layers: Collection[str] = LAST
 ) -> tuple[list[onnx.NodeProto], list[onnx.NodeProto]]:
-    """Return the layers on which no other layer depends, and the nodes that depend on them.
+    """Return the layers on which no other layer depends, and the nodes that depend on these layers.
 
     Both lists are in graph order.
 

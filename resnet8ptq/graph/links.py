@@ -1,8 +1,6 @@
 """The links of a graph: the constant or the producer of each tensor, and its readers.
 
-`Links` are built once for a pass, so that the pass takes linear time. A node with inner graphs (If,
-Loop, Scan) also reads the tensors that its inner graphs use. An output of the graph has no
-`only_reader`, and counts as shared.
+A node with inner graphs (If, Loop, Scan) also reads the outer tensors that its inner graphs use.
 """
 
 from collections.abc import Iterator
@@ -16,7 +14,7 @@ M = TypeVar("M", bound=Message)
 
 
 class Links:
-    """The links of a graph, valid until a pass changes the inputs or outputs of nodes.
+    """The links of a graph, valid until the graph changes other than by `replace_input`.
 
     Make one object before a loop over the nodes. Each lookup then takes constant time, where a
     search of the graph would make the loop quadratic.
@@ -40,7 +38,7 @@ class Links:
 
     @cached_property
     def producers(self) -> dict[str, onnx.NodeProto]:
-        """The node that computes a tensor, by the tensor's name."""
+        """The node that computes each tensor, by the tensor's name."""
         producers = {}
         for node in self.graph.node:
             for name in filter(None, node.output):  # an omitted output has no name
@@ -49,7 +47,7 @@ class Links:
 
     @cached_property
     def _readers(self) -> dict[str, dict[int, onnx.NodeProto]]:
-        """The readers of each tensor, by their `id`, because thousands may share one constant."""
+        """The readers of each tensor, by `id`: thousands may read one constant."""
         readers: dict[str, dict[int, onnx.NodeProto]] = {}
         for node in self.graph.node:
             for name in inputs_of(node):
@@ -66,7 +64,7 @@ class Links:
         return [*self._readers.get(name, {}).values()]
 
     def before(self, node: onnx.NodeProto) -> list[onnx.NodeProto]:
-        """Return the producers of a node's inputs in order, without those that inner graphs use."""
+        """Return the producer of each input of a node, in order; inner graphs do not count."""
         return [self.producers[name] for name in node.input if name in self.producers]
 
     def after(self, node: onnx.NodeProto) -> list[onnx.NodeProto]:
@@ -94,7 +92,7 @@ class Links:
         return next(iter(readers.values()))
 
     def replace_input(self, node: onnx.NodeProto, index: int, tensor: onnx.TensorProto) -> None:
-        """Make an initializer an input of a node, in place of another or of an omitted one."""
+        """Make an initializer the input of a node at `index`."""
         readers = self._readers  # build the readers before the change
         old = node.input[index]
         node.input[index] = tensor.name

@@ -1,8 +1,8 @@
 """Passes that rewrite a network: functions of one signature on onnx-ir, which `rewrite` runs.
 
 onnx-ir links each tensor to its producer and to its readers, including those in inner graphs. A
-pass therefore needs no maps, and replaces a tensor or a node in constant time. Functions that only
-read a network use `links.Links`, on the protobuf that each framework reads and writes.
+pass therefore needs no maps, and replaces a tensor without a search of the graph. Functions on the
+protobuf, which frameworks read and write, use `links.Links` instead.
 """
 
 import logging
@@ -53,8 +53,8 @@ def rewrite(proto: onnx.ModelProto, passes: Iterable[Pass]) -> onnx.ModelProto:
 def rename(names: Mapping[str, str]) -> Pass:
     """Return a pass that renames tensors (old to new name), including those of inner graphs.
 
-    If a tensor that keeps its name has one of the new names, it gets the suffix `__of_file`. Two
-    tensors may exchange names.
+    If one of the new names belongs to a tensor that is not in `names`, this tensor gets the suffix
+    `__of_file`. Two tensors may exchange names.
     """
 
     def change(model: ir.Model) -> None:
@@ -98,9 +98,9 @@ def name_inner_tensors(proto: onnx.ModelProto) -> onnx.ModelProto:
 def end_with(
     model: ir.Model, name: str, inner: str, kind: str, node_name: str, **attributes: Any
 ) -> ir.Node:
-    """Append a node that computes the output `name` from its former tensor, renamed to `inner`.
+    """Append and return a node that computes the output `name` from its former tensor.
 
-    The function adds a last step that the file lacks. The output keeps its name, type and shape.
+    The former tensor gets the name `inner`. The output keeps its name, type and shape.
 
     Args:
         kind: the operator of the node.
@@ -126,7 +126,7 @@ def nodes_of(model: ir.Model, operator: str) -> list[ir.Node]:
 
 
 class Writer:
-    """Writes nodes and constants before a node, in the order of the calls.
+    """Writes nodes before a node, in the order of the calls, and constants into its graph.
 
     >>> x = ir.Value(name="x")
     >>> node = ir.node("Sqrt", [x])
@@ -198,7 +198,7 @@ def replace_node(node: ir.Node, value: ir.Value) -> None:
 
 
 def input_of(node: ir.Node, index: int) -> ir.Value:
-    """Return an input that the operator requires."""
+    """Return an input of a node, which must not be omitted."""
     value = node.inputs[index]
     assert value is not None
     return value

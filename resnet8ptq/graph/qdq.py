@@ -28,7 +28,7 @@ class RoundedWeight:
         name: the short name, see `weight_layers`.
         node: name of the layer's node.
         values, rounded: the weights before and after rounding.
-        scales: number of scales: 1, or one for each channel.
+        scales: number of scales, which is 1 or the number of channels.
         dtype: the stored dtype, such as `int8`.
     """
 
@@ -47,11 +47,11 @@ class RoundedActivation:
     Attributes:
         name: the name in the FP32 graph.
         dequantized: the name in the quantized graph, after rounding.
-        layer: name of the producer; for a Relu or Clip, name of the node before it; empty for an
-            input of the network.
+        layer: name of the producer, or of the node before it if the producer is a Relu or Clip;
+            empty for an input of the network.
         nodes: names of the producer, of `layer` and of the readers; if all stay in float, the
             tensor is not rounded.
-        scale: distance between two levels.
+        scale: distance between two neighbouring levels.
         low, high: values of the lowest and the highest level.
     """
 
@@ -90,7 +90,8 @@ def rounded_weights(fp32: onnx.GraphProto, quantized: onnx.GraphProto) -> list[R
         dequantize = dequantizes.get(nodes[layer.name].input[1])
         if dequantize is None or dequantize.input[0] not in stored:
             continue
-        levels, scale, zero = [numpy_helper.to_array(stored[key]) for key in dequantize.input]
+        levels, scale, *zeros = [numpy_helper.to_array(stored[key]) for key in dequantize.input]
+        zero = zeros[0] if zeros else np.zeros_like(scale)  # 4-bit weights need no zero point
 
         # One scale for each channel broadcasts along its axis
         if scale.size > 1:
@@ -117,7 +118,7 @@ def rounded_activations(
 ) -> list[RoundedActivation]:
     """Return the tensors of `fp32` that are rounded at inference, in the order of `quantized`.
 
-    Each has one scale and one zero point, which the file stores.
+    A tensor without exactly one stored scale and zero point is left out.
     """
     links = Links(fp32)
     quantized_links = Links(quantized)
@@ -151,7 +152,7 @@ def rounded_activations(
             around = [producers[name], layer, *around]
         neighbours = dict.fromkeys(neighbour.name for neighbour in around)
 
-        # The levels are read by DequantizeLinear
+        # The first reader of the levels is a DequantizeLinear
         dequantizes = quantized_links.readers(node.output[0])
         if not dequantizes:
             continue
@@ -171,7 +172,7 @@ def rounded_activations(
 def with_weights_rounded(
     proto: onnx.ModelProto, weights: Sequence[RoundedWeight]
 ) -> onnx.ModelProto:
-    """Return a copy of the FP32 network with these weights rounded, and no activations.
+    """Return a copy of the FP32 network in which only these weights are rounded.
 
     A comparison with `with_activations_rounded` shows whether weights or activations cost the
     accuracy.
@@ -187,10 +188,10 @@ def with_weights_rounded(
 def with_activations_rounded(
     proto: onnx.ModelProto, tensors: Sequence[RoundedActivation]
 ) -> onnx.ModelProto:
-    """Return a copy of the FP32 network with these activations rounded, but no output of Softmax.
+    """Return a copy of the FP32 network in which only these activations are rounded.
 
-    Activations are rounded in float arithmetic, because with QuantizeLinear ONNX Runtime would
-    round weights too.
+    The output of a Softmax stays exact even so. Activations are rounded in float arithmetic,
+    because with QuantizeLinear ONNX Runtime would round weights too.
     """
     rounded = copy.deepcopy(proto)
     graph = rounded.graph

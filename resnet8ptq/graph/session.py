@@ -31,12 +31,12 @@ def open_session(
     spins: bool = True,
     without: Sequence[str] = (),
 ) -> onnxruntime.InferenceSession:
-    """Load a model from a file or from bytes.
+    """Load a model from a file's path or from its content.
 
     Args:
         threads: number of threads; 0 for all cores.
-        traced: a folder for timing the nodes: `end_profiling` writes a trace there, and the
-            optimized graph is written as `OPTIMIZED`.
+        traced: a folder for timing the nodes; None without timing. The session's `end_profiling`
+            writes a trace there, and the optimized graph is written as `OPTIMIZED`.
         optimized: whether the graph is optimized; otherwise layers of QDQ graphs run in float.
         arena: whether memory is kept between runs; False for large tensors.
         spins: whether threads wait for work in a busy loop, ONNX Runtime's default. This shortens
@@ -69,9 +69,8 @@ def open_runner(
     optimized: bool = True,
     without: Sequence[str] = (),
 ) -> Runner:
-    """Load a model as a function; for the arguments see `open_session`.
+    """Load a model as a function of samples; for the arguments see `open_session`.
 
-    This serves steps that only need outputs: calibration, corrections, and checks of a conversion.
     The function takes one input as an array, or several as records, and returns the outputs in
     their order. By default, its threads do not spin.
 
@@ -96,7 +95,7 @@ def session_inputs(session: onnxruntime.InferenceSession) -> list[str]:
 
 
 def fit_batch(runners: Sequence[Runner], sample: NDArray[Any]) -> int:
-    """Return how many samples with their outputs fit into a step's memory budget; at least 1.
+    """Return how many samples, with their outputs, fit into a step's memory budget; at least 1.
 
     Args:
         runners: functions of the same samples, whose outputs are kept together.
@@ -123,11 +122,9 @@ def group_by_memory(proto: onnx.ModelProto, names: Sequence[str]) -> list[list[s
 def between(proto: onnx.ModelProto, source: str, names: Sequence[str]) -> onnx.ModelProto:
     """Return the part of a graph that computes tensors from `source` and the graph's inputs.
 
-    A step that goes through the network in order runs each part once, and keeps the part's outputs.
-
     Args:
-        source: the tensor to start from, which becomes an input; empty to start from the inputs
-            only.
+        source: the tensor to start from, which becomes an input if the part reads it; empty to
+            start from the graph's inputs only.
         names: the outputs of the part.
     """
     graph = proto.graph
@@ -138,7 +135,7 @@ def between(proto: onnx.ModelProto, source: str, names: Sequence[str]) -> onnx.M
             nodes.append(node)
             needed.update(inputs_of(node))
 
-    # Make a model of the part with its inputs and constants
+    # Make a model of the nodes, with their inputs and constants
     part = onnx.ModelProto(ir_version=proto.ir_version, opset_import=proto.opset_import)
     part.graph.name = graph.name
     part.graph.node.extend(reversed(nodes))
@@ -165,7 +162,8 @@ def keep_apart(proto: onnx.ModelProto, names: Sequence[str]) -> onnx.ModelProto:
     """Return a copy in which ONNX Runtime does not fuse the producers of these tensors.
 
     Fusion changes the last bits of values. ONNX Runtime fuses a node only if its output has a
-    single reader, so a second node reads each tensor and returns its size.
+    single reader, so a second node reads each tensor. This node's result, the tensor's size, is a
+    further output of the copy.
     """
     nodes = list(proto.graph.node)
     apart = copy.deepcopy(proto)
@@ -191,7 +189,7 @@ def cut_at(proto: onnx.ModelProto, names: Sequence[str]) -> onnx.ModelProto:
     """Return a copy in which no tensor of `names` depends on another.
 
     The inputs of the copy are the graph's inputs and all of `names`, which are float32 tensors that
-    nodes compute. The outputs are the same tensors in this order, each computed from these inputs.
+    nodes compute. The outputs have the values of `names`, each computed from these inputs.
     """
     cut = copy.deepcopy(proto)
     graph = cut.graph
@@ -206,7 +204,7 @@ def cut_at(proto: onnx.ModelProto, names: Sequence[str]) -> onnx.ModelProto:
 
 
 def end_at_logits(proto: onnx.ModelProto) -> bool:
-    """Make the final softmax's input the only output, in place; return whether there is one.
+    """Make the final softmax's input, as floats, the only output; return whether the graph changed.
 
     A softmax would hide effects of quantization. A graph without a final softmax, or with several
     outputs, stays unchanged. The softmax is removed unless other nodes read it; these nodes stay,
@@ -219,7 +217,7 @@ def end_at_logits(proto: onnx.ModelProto) -> bool:
 
     # The softmax's input becomes the output, with the same type and shape
     name = softmax.input[0]
-    if softmax.op_type == "QLinearSoftmax":
+    if softmax.op_type == "QLinearSoftmax":  # its input is rounded
         graph.node.append(helper.make_node("DequantizeLinear", softmax.input[:3], ["logits"]))
         name = "logits"
     output = helper.make_tensor_value_info(name, TensorProto.FLOAT, None)
@@ -236,7 +234,7 @@ def end_at_logits(proto: onnx.ModelProto) -> bool:
 
 
 def _find_final_softmax(graph: onnx.GraphProto) -> onnx.NodeProto | None:
-    """Return the softmax whose values the only output has, perhaps rounded; None without one."""
+    """Return the softmax that computes the only output, perhaps rounded later; None without one."""
     if len(graph.output) != 1:
         return None
     producers = Links(graph).producers

@@ -44,7 +44,7 @@ def infer_shapes(proto: onnx.ModelProto, length: int | None = None) -> onnx.Grap
 def find_sizes(proto: onnx.ModelProto) -> dict[str, list[int]]:
     """Return the sizes of each tensor, by name; a free size is 0.
 
-    A tensor of unknown shape has no sizes, like a scalar, or is missing.
+    A tensor of unknown shape has an empty list, like a scalar, or is missing.
     """
     graph = infer_shapes(proto)
     shapes = {}

@@ -1,7 +1,11 @@
-"""Converts ONNX graphs to torch modules by onnx2torch; names the ONNX tensors of traced nodes."""
+"""Converts ONNX graphs to torch modules, mostly by onnx2torch, and runs them.
+
+The module also names the ONNX tensors that the nodes of a traced torch module compute.
+"""
 
 import copy
 import importlib
+import math
 import sys
 import types
 from collections.abc import Callable, Collection, Mapping
@@ -53,7 +57,7 @@ def infer(module: Any, batch: NDArray[Any]) -> list[NDArray[np.float32]]:
     Quantized outputs are dequantized.
 
     Args:
-        module: a torch module that takes the network's inputs in order, quantized or not.
+        module: a torch module, quantized or not, that takes the network's inputs in order.
     """
     with torch.inference_mode():
         outputs = module(*as_tensors(batch))
@@ -70,7 +74,7 @@ def _to_array(tensor: torch.Tensor) -> NDArray[np.float32]:
 
 
 def load_torch_module(onnx_path: Path) -> Any:
-    """Return the network as a `torch.fx.GraphModule` in evaluation mode, [N, ...] to [N, ...].
+    """Return the network as a `torch.fx.GraphModule` in evaluation mode.
 
     Raises:
         UnsupportedError: onnx2torch cannot convert the graph, mostly for lack of an operator.
@@ -82,7 +86,7 @@ def load_torch_module(onnx_path: Path) -> Any:
 def to_torch_module(proto: onnx.ModelProto) -> Any:
     """Return a graph as a torch module, see `load_torch_module`; `proto` does not change.
 
-    Where `torch_operators` has a module for a node, it replaces onnx2torch's.
+    The modules of `torch_operators` replace those of onnx2torch.
     """
     onnx2torch = _import_onnx2torch()
     lowered = copy.deepcopy(proto)
@@ -93,7 +97,7 @@ def to_torch_module(proto: onnx.ModelProto) -> Any:
     with errors_as(UnsupportedError, "onnx2torch cannot convert the network"):
         module = onnx2torch.convert(lowered)
 
-    # Insert this package's modules where onnx2torch has none
+    # Replace modules of onnx2torch by those of this package
     for node in module.graph.find_nodes(op="call_module"):
         node.target = node.target.removeprefix(f"{_OWN}/")
     floats = {*float_tensors(proto)}
@@ -115,12 +119,14 @@ def find_difference(
 ) -> onnx.NodeProto | None:
     """Return the first node whose first output differs from ONNX Runtime's; None without one.
 
+    A node is compared only if the torch module has a submodule for it.
+
     Args:
         proto: a graph whose nodes all have names.
         tolerance: the accepted difference, relative to the tensor's largest absolute value.
     """
     module = to_torch_module(proto)
-    computed = {}
+    computed = {}  # the first output of each submodule, by the node's name
 
     def keep(name: str, layer: Any, inputs: Any, output: Any) -> None:
         first = output[0] if isinstance(output, tuple) else output
@@ -149,8 +155,8 @@ def find_difference(
 def _fix_outputs(traced: Any, graph: onnx.GraphProto) -> None:
     """Make a traced module return the outputs of its ONNX graph, in a tuple if there are several.
 
-    onnx2torch instead returns every output of the nodes that compute outputs of the graph, in a
-    list if there are several such nodes. A list can neither be traced nor loaded again.
+    onnx2torch instead returns every output of the nodes that compute outputs of the graph. It
+    returns a list if there are several such nodes, which `torch.jit.trace` refuses.
     """
     producers = Links(graph).producers
     calls = {node.target: node for node in traced.find_nodes(op="call_module")}
@@ -174,8 +180,8 @@ _COUNTED = "num_outputs"  # of Split, since opset 18; the node's outputs give th
 def _lower(lowered: onnx.ModelProto, own: Mapping[str, torch.nn.Module]) -> None:
     """Mark the nodes of `own`, and lower a newer opset to `_OPSET` if the operators allow it.
 
-    The graph changes in place. Later opsets mostly add types to operators. In later opsets,
-    reductions also take their axes as an input, and Gelu is an operator.
+    The graph changes in place. Later opsets mostly add types to operators. They also let
+    reductions take their axes as an input, and have an operator Gelu.
 
     Args:
         own: the modules of `torch_operators`, by the names of the nodes that they replace.
@@ -194,7 +200,8 @@ def _lower(lowered: onnx.ModelProto, own: Mapping[str, torch.nn.Module]) -> None
     del lowered.graph.node[:]
     for node in nodes:
         axes = _find_second(node, constants)
-        if node.op_type.startswith("Reduce") and node.op_type != "ReduceSum" and axes is not None:
+        is_reduction = node.op_type.startswith("Reduce") and node.op_type != "ReduceSum"
+        if is_reduction and axes is not None and math.prod(axes.dims):  # no attribute is empty
             _lower_reduction(node, axes)
         for item in list(node.attribute):
             if _is_dispensable(node, item, version):
@@ -224,9 +231,9 @@ def _lower_reduction(reduction: onnx.NodeProto, axes: onnx.TensorProto) -> None:
 def _ease(graph: onnx.GraphProto) -> None:
     """Name nodes without a name, and rewrite forms that onnx2torch or torch refuses, in place.
 
-    onnx2torch misreads an empty name at the end of a node's inputs as a tensor, and refuses axes
-    that are a single number, which exporters write. It also refuses a Clip without a minimum, and
-    torch's quantized clamp refuses a Clip with a single bound.
+    onnx2torch misreads an empty name at the end of a node's inputs as a tensor. It refuses axes
+    that are a single number, which exporters write, and a Clip without a minimum. torch's quantized
+    clamp refuses a Clip with a single bound.
     """
     constants = Links(graph).constants
     for index, node in enumerate(graph.node):
@@ -266,7 +273,7 @@ def _find_second(
 def _mark(proto: onnx.ModelProto, own: Mapping[str, torch.nn.Module]) -> None:
     """Move the nodes of `own` to the domain `_OWN`, in place.
 
-    onnx cannot infer shapes in this domain, so the shapes of their outputs are declared before.
+    onnx cannot infer shapes in this domain, so the outputs' shapes are first declared.
     """
     graph = proto.graph
     marked = []
@@ -396,14 +403,15 @@ def _fix_constants(module: Any, floats: Collection[str]) -> None:
     """Replace modules that read constants at run time by modules with fixed parameters, in place.
 
     `torch.export` and FX cannot trace onnx2torch's Reshape, Slice and Squeeze, which read their
-    shape, bounds and axes at run time. Nor can they trace onnx2torch's Div, which reads the type of
-    the operands. With torch's split, ExecuTorch fixes the batch size.
+    shape, bounds and axes at run time. They cannot trace its Div either, which reads the type of
+    the operands.
 
-    Quantized kernels also need other forms: constants as second operands, a Hardtanh for a Clip
-    with two bounds, a Linear for a MatMul, and for each Linear a bias with one value per output.
+    Quantized kernels also need other forms. Constants become second operands, a Clip with two
+    bounds becomes a Hardtanh, and a MatMul with constant weights becomes a Linear. The bias of a
+    Linear gets one value for each output.
 
     Args:
-        floats: names of the modules with float outputs.
+        floats: names of the nodes with float outputs.
     """
     for node in list(module.graph.nodes):
         if node.op != "call_module":
@@ -539,7 +547,7 @@ def _to_linear(weights: torch.Tensor) -> torch.nn.Linear:
 
 
 def _is_by_channel(slopes: torch.Tensor) -> bool:
-    """Return whether slopes are one number, or have the shape [C, 1, ...] or [1, C, 1, ...]."""
+    """Return whether only the first or only the second axis of slopes may be larger than 1."""
     return slopes.numel() in (*slopes.shape[:2], 1)
 
 
@@ -551,7 +559,7 @@ def _to_prelu(slopes: torch.Tensor) -> torch.nn.PReLU:
 
 
 def quantize_tables(module: Any, names: Collection[str]) -> None:
-    """Store the tables of Gather nodes with these names in 8 bits, in place; see `embeddings`."""
+    """Store the tables of the Gather nodes `names` in 8 bits, in place; see `graph.embeddings`."""
     for name, layer in list(module.named_modules()):
         if isinstance(layer, _Lookup) and name in names:
             levels, scale = map(torch.from_numpy, round_rows(layer.weights.detach().numpy()))
@@ -561,7 +569,8 @@ def quantize_tables(module: Any, names: Collection[str]) -> None:
 def _fix_split(axis: int, count: int, sizes: list[int] | None) -> Fixed:
     """Return a Split into `count` parts of these sizes.
 
-    Without sizes, the parts are equal, or the last one is smaller.
+    Without sizes, the parts are equal, or the last one is smaller. ExecuTorch would fix the batch
+    size if the module called torch's split.
     """
 
     def split(values: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -598,13 +607,15 @@ def _fix_slice(constants: Mapping[int, Any]) -> Fixed:
         if step < 0:
             turned.append(axis)
 
-    # Slice the axes that count from the start, and those from the end
+    # Index the axes that count from the start, then those that count from the end
     whole = slice(None)
-    first = tuple(slices.get(axis, whole) for axis in range(max(*axes, -1) + 1))
-    last = tuple(slices.get(axis, whole) for axis in range(min(*axes, 0), 0))
+    highest = max(*axes, -1)
+    lowest = min(*axes, 0)
+    first = [slices.get(axis, whole) for axis in range(highest + 1)]
+    last = [slices.get(axis, whole) for axis in range(lowest, 0)]
     indices: list[Any] = []
     if first:
-        indices.append(first)
+        indices.append(tuple(first))
     if last:
         indices.append((..., *last))
 
@@ -619,7 +630,7 @@ def _fix_slice(constants: Mapping[int, Any]) -> Fixed:
 
 
 def _part(start: int, end: int, step: int) -> slice:
-    """Return the slice of an axis, which the caller has reversed if `step` is negative."""
+    """Return the slice of an axis; for a negative `step`, that of the reversed axis."""
     if step < 0:
         start = -start - 1
         end = -end - 1
@@ -632,7 +643,7 @@ def _part(start: int, end: int, step: int) -> slice:
 def _fix_gather(axis: int, indices: torch.Tensor) -> Fixed | None:
     """Return a Gather of fixed indices.
 
-    Returns None unless `indices` is a number, or a list of numbers that are not negative.
+    Returns None unless `indices` is a scalar, or has one axis and no negative values.
     """
     if indices.ndim == 0:
         return Fixed(_select, axis=axis, index=int(indices))
@@ -660,9 +671,9 @@ def _find_counted(
 def _find_cut(
     module: Any, node: Any, constants: Mapping[int, torch.Tensor]
 ) -> tuple[Fixed, Any] | None:
-    """Return a Slice of constant values to the length of a tensor's axis, and the tensor.
+    """Return a Slice that cuts constant values to the length of a tensor's axis, and the tensor.
 
-    Returns None for other Slices.
+    Returns None for other Slices, and for a Slice without axes.
     """
     if 0 not in constants or 2 in constants or 3 not in constants:
         return None
@@ -682,7 +693,7 @@ def _find_cut(
 
 
 def _find_axis(module: Any, size: Any) -> tuple[Any, int] | None:
-    """Return the tensor and the axis whose size `size` computes; None if it computes another value.
+    """Return the tensor and its axis whose size `size` computes; None for other values.
 
     Args:
         size: a node of the traced graph.
@@ -691,7 +702,12 @@ def _find_axis(module: Any, size: Any) -> tuple[Any, int] | None:
     while kind := _kind(module, size):
         layer = module.get_submodule(size.target)
         if kind == "OnnxShape":
-            return size.args[0], axis + layer._start
+            # So far, `axis` counts within the part of the shape that the node returns
+            if axis < 0 and layer._end is not None:
+                return None
+            if axis >= 0:
+                axis += layer._start
+            return size.args[0], axis
         if kind == "_select":
             axis = layer.index
         elif kind == "_take" and len(layer.indices) == 1:
@@ -705,7 +721,7 @@ def _find_axis(module: Any, size: Any) -> tuple[Any, int] | None:
 def _find_repeat(module: Any, expand: Any, values: torch.Tensor) -> tuple[Fixed, Any] | None:
     """Return an Expand of constant values to a batch size, and the tensor of that batch size.
 
-    Returns None if the shape is not computed from constants and one batch size.
+    Returns None unless the shape joins constants and one batch size.
     """
     joined = expand.args[1]
     if _kind(module, joined) == "OnnxWhere":  # exporters replace -1 by 1
@@ -715,7 +731,7 @@ def _find_repeat(module: Any, expand: Any, values: torch.Tensor) -> tuple[Fixed,
     if _kind(module, joined) != "OnnxConcat":
         return None
 
-    # Collect the sizes: constants, and the batch size
+    # Collect the constant sizes, with a 1 in place of the batch size
     sizes: list[int] = []
     batches = []
     for part in joined.args:
@@ -733,7 +749,7 @@ def _find_repeat(module: Any, expand: Any, values: torch.Tensor) -> tuple[Fixed,
 
 
 def _find_batch(module: Any, size: Any) -> Any:
-    """Return the tensor whose batch size `size` computes; None if it computes another value.
+    """Return the tensor whose batch size `size` computes; None for other values.
 
     Args:
         size: a node of the traced graph.
@@ -816,8 +832,10 @@ def _mean(*values: torch.Tensor) -> torch.Tensor:
 
 
 _REDUCED: dict[str, Callable[..., torch.Tensor]] = {
-    **{"Max": partial(_reduce, torch.maximum), "Min": partial(_reduce, torch.minimum)},
-    **{"Sum": partial(_reduce, torch.add), "Mean": _mean},
+    "Max": partial(_reduce, torch.maximum),
+    "Min": partial(_reduce, torch.minimum),
+    "Sum": partial(_reduce, torch.add),
+    "Mean": _mean,
 }
 
 
@@ -830,11 +848,11 @@ def _positions(values: torch.Tensor, axis: int) -> torch.Tensor:
 
 
 def _cut(values: torch.Tensor, table: torch.Tensor, axis: int, counted: int) -> torch.Tensor:
-    """Return a table, such as embeddings of positions, cut to the length of `values`.
+    """Return a table, such as embeddings of positions, cut to the size of an axis of `values`.
 
     Args:
         axis: the axis of `table` to cut.
-        counted: the axis of `values` that gives the length.
+        counted: the axis of `values`.
     """
     return table.index_select(axis, _positions(values, counted))
 
@@ -862,7 +880,7 @@ def _reshape(values: torch.Tensor, shape: list[int]) -> torch.Tensor:
     return torch.reshape(values, sizes)
 
 
-# torchvision registers shapes of these operators even if its compiled operators are missing.
+# torchvision registers shape functions for these operators even if the operators are missing.
 _TORCHVISION_OPERATORS = {
     "torchvision::nms": "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
     "torchvision::qnms": "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
@@ -873,12 +891,12 @@ _TORCHVISION_OPERATORS = {
 def import_torchvision() -> None:
     """Import torchvision, if installed, so that a user's module can import it too.
 
-    With a CPU build of torch, the compiled operators of pip's torchvision may not load, and the
-    import of torchvision fails on two of them. Both are declared here without a kernel. If a
+    With a CPU build of torch, the compiled operators of pip's torchvision may not load. The import
+    of torchvision then fails on `nms` or `qnms`, so both are declared here without a kernel. If a
     network calls one, torchvision's error says to reinstall torchvision.
 
     Raises:
-        RuntimeError: the import failed on something else.
+        RuntimeError: the import fails for another reason.
     """
     try:
         importlib.import_module("torchvision")
@@ -900,6 +918,7 @@ def _import_onnx2torch() -> types.ModuleType:
     NonMaxSuppression. The import takes a second and may fail (see `import_torchvision`). Without
     torchvision, both operators raise NotImplementedError.
     """
+    # Stand-ins for the modules and functions that onnx2torch imports
     torchvision = types.ModuleType("torchvision")
     operators = types.ModuleType("torchvision.ops")
     torchvision.__dict__["ops"] = operators

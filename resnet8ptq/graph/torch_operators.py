@@ -1,7 +1,7 @@
 """Torch modules for ONNX operators that onnx2torch lacks or converts wrongly.
 
-Most modules take the node's first input, and the node's other inputs must be constants. A `Joint`
-takes all inputs, a recurrent layer also its initial states.
+Most modules take only the node's first input; its other inputs must be constants. A `Joint` takes
+all inputs, and a recurrent layer also takes its initial states.
 """
 
 import sys
@@ -24,13 +24,15 @@ from resnet8ptq.graph.shapes import find_sizes
 
 _LIKE_TORCHS = ("Acosh", "Asinh", "Atanh", "Cosh", "Sinh")
 _POOLS = {1: functional.avg_pool1d, 2: functional.avg_pool2d, 3: functional.avg_pool3d}
-_TRANSPOSED = dict(
-    enumerate((torch.nn.ConvTranspose1d, torch.nn.ConvTranspose2d, torch.nn.ConvTranspose3d), 1)
-)
+_TRANSPOSED = {
+    1: torch.nn.ConvTranspose1d,
+    2: torch.nn.ConvTranspose2d,
+    3: torch.nn.ConvTranspose3d,
+}
 
 
 class Fixed(torch.nn.Module):  # type: ignore[misc]
-    """A function of tensors with fixed settings; tensors among the settings are buffers.
+    """A function of tensors with fixed settings; a setting may be a tensor or a module.
 
     Attributes:
         takes: indices of the node's inputs that the module takes.
@@ -55,7 +57,7 @@ class Fixed(torch.nn.Module):  # type: ignore[misc]
 
 
 class InFloat(Fixed):
-    """A module that torch's quantizers leave in float, mostly one of several operators."""
+    """A module that torch's quantizers leave in float; most consist of several operators."""
 
 
 class Joint(InFloat):
@@ -73,7 +75,7 @@ class Node:
     """An ONNX node with the known sizes and constants of its inputs.
 
     Attributes:
-        sizes: the sizes of the first input, 0 for a free size; empty if unknown.
+        sizes: the sizes of the first input, 0 for a free size; empty if unknown or a scalar.
         depth: the last size of the second input; None if unknown or free.
         constants: the constant inputs, by index.
         opset: the opset of the graph.
@@ -99,7 +101,7 @@ def find_modules(proto: onnx.ModelProto) -> dict[str, torch.nn.Module]:
     if not nodes:
         return {}
 
-    # Make modules for nodes whose other inputs are constants, or whose converter takes several
+    # Pass each converter the constants and sizes of its node
     stored = Links(proto.graph).constants
     sizes = find_sizes(proto)
     opset = next(entry for entry in proto.opset_import if not entry.domain)
@@ -113,7 +115,7 @@ def find_modules(proto: onnx.ModelProto) -> dict[str, torch.nn.Module]:
             elif name:
                 computed.add(index)
         if computed != {0} and node.op_type not in _OF_SEVERAL:
-            continue
+            continue  # the converter needs constants
 
         # A converter returns None for a variant that it leaves to onnx2torch
         known = Node(
@@ -142,7 +144,7 @@ def _always(kind: type[Fixed], function: Callable[..., Any]) -> "_Converter":
 
 
 def _make_pool(node: Node) -> tuple[Any, list[int]] | None:
-    """Return torch's mean over a node's windows, and the padding that must come before it.
+    """Return torch's mean over a pool's windows, and the padding that must come before it.
 
     Returns None for windows that torch's pools lack: dilated, of more than three axes, or padded by
     `SAME_UPPER` or `SAME_LOWER`.
@@ -161,9 +163,10 @@ def _make_pool(node: Node) -> tuple[Any, list[int]] | None:
 
 
 def _average_pool(node: Node) -> torch.nn.Module | None:
-    """Return an AveragePool with unequal padding before and after an axis; None for others.
+    """Return an AveragePool with unequal padding before and after an axis.
 
-    The result is also None if the size of an axis is unknown.
+    Returns None for other AveragePools, for windows that `_make_pool` refuses, and if the size of a
+    spatial axis is unknown.
     """
     made = _make_pool(node)
     spatial = node.sizes[2:]
@@ -177,7 +180,7 @@ def _average_pool(node: Node) -> torch.nn.Module | None:
 
 
 def _lp_pool(node: Node) -> torch.nn.Module | None:
-    """Return an LpPool; None for windows that torch's mean lacks, and with `ceil_mode`.
+    """Return an LpPool; None for windows that `_make_pool` refuses, and with `ceil_mode`.
 
     torch's own LpPool lacks padding, and does not take absolute values for odd powers.
     """
@@ -221,10 +224,7 @@ def _extreme(find: Callable[..., Any], node: Node) -> torch.nn.Module | None:
 
 
 def _pad(node: Node) -> torch.nn.Module | None:
-    """Return a Pad with fixed widths; None if the node names axes and the rank is unknown.
-
-    torch can reflect and repeat values only along axes after the first.
-    """
+    """Return a Pad with fixed widths; None if the node names axes and the rank is unknown."""
     mode = node("mode", b"constant").decode()
     sides = node.constants[1].reshape(2, -1)
     if 3 in node.constants and not node.sizes:
@@ -235,7 +235,7 @@ def _pad(node: Node) -> torch.nn.Module | None:
         padded = np.flatnonzero(pairs.any(axis=1)).tolist()
         return _wrap({axis: pairs[axis].tolist() for axis in padded})
 
-    # Negative widths cut values off the ends
+    # Negative widths crop the ends
     cropped = np.maximum(-pairs, 0).tolist()
     kept = tuple(slice(before, -after or None) for before, after in cropped)
 
@@ -259,7 +259,11 @@ def _pad(node: Node) -> torch.nn.Module | None:
 
 
 def _wrap(widths: Mapping[int, tuple[int, int]]) -> torch.nn.Module:
-    """Return a Pad with the values of the opposite end; `widths`: (before, after) by axis."""
+    """Return a Pad with the values of the opposite end of each axis.
+
+    Args:
+        widths: the widths before and after each padded axis, by the axis.
+    """
 
     def wrap(values: torch.Tensor) -> torch.Tensor:
         for axis, (before, after) in widths.items():
@@ -287,7 +291,7 @@ def _find_pads(node: Node, kernel: Sequence[int]) -> NDArray[np.int64] | None:
     if not sizes or 0 in sizes:
         return None
 
-    # Padding removes what exceeds `output_shape`, the larger half before the axis
+    # Padding removes the excess over `output_shape`, the larger half before the axis
     ones = [1] * rank
     extra = np.array(node("output_padding", [0] * rank))
     whole = (np.array(sizes) - 1) * node("strides", ones) + extra
@@ -300,7 +304,7 @@ def _find_pads(node: Node, kernel: Sequence[int]) -> NDArray[np.int64] | None:
 def _conv_transpose(node: Node) -> torch.nn.Module | None:
     """Return a ConvTranspose with unequal padding before and after an axis; None for others.
 
-    The padding must be known, see `_find_pads`.
+    The result is also None if `_find_pads` finds no padding.
     """
     weights = torch.tensor(node.constants[1])
     bias = node.constants.get(2)
@@ -326,9 +330,14 @@ def _conv_transpose(node: Node) -> torch.nn.Module | None:
     )
     layer.weight = torch.nn.Parameter(weights)
     layer.bias = None if bias is None else torch.nn.Parameter(torch.tensor(bias))
-    parts = [slice(first, -last or None) for first, last in (pads - smaller).T.tolist()]
-    kept = (..., *parts)
-    return InFloat(lambda values, layer: layer(values)[kept], layer=layer)
+    kept: list[Any] = [...]
+    for before, after in (pads - smaller).T.tolist():
+        kept.append(slice(before, -after or None))
+
+    def convolve(values: torch.Tensor, layer: torch.nn.Module) -> torch.Tensor:
+        return layer(values)[tuple(kept)]
+
+    return InFloat(convolve, layer=layer)
 
 
 def _depth_to_space(node: Node) -> torch.nn.Module | None:
@@ -351,8 +360,8 @@ def _depth_to_space(node: Node) -> torch.nn.Module | None:
 def _space_to_depth(node: Node) -> torch.nn.Module:
     """Return a SpaceToDepth, into which ONNX Runtime fuses slices.
 
-    The module calls functions, because FX would leave a convolution in float after a tensor's
-    method.
+    The module calls torch's functions: FX leaves a convolution in float if it follows a call of a
+    tensor's method.
     """
     block = node("blocksize")
 
@@ -393,9 +402,11 @@ def _prelu(node: Node) -> torch.nn.Module | None:
     has_torchs_shape = slopes.numel() == 1 or list(slopes.shape)[1 - rank :] == by_channel
     if has_torchs_shape or not rank:
         return None
-    return InFloat(
-        lambda values, slopes: torch.where(values < 0, values * slopes, values), slopes=slopes
-    )
+
+    def prelu(values: torch.Tensor, slopes: torch.Tensor) -> torch.Tensor:
+        return torch.where(values < 0, values * slopes, values)
+
+    return InFloat(prelu, slopes=slopes)
 
 
 def _triangle(node: Node) -> torch.nn.Module:
@@ -439,11 +450,12 @@ def _gather(node: Node) -> torch.nn.Module | None:
         axis += len(node.sizes)
     if node.constants or axis < 0:
         return None
-    return Joint(lambda values, indices: values[(*[slice(None)] * axis, indices.long())])
+    before = (slice(None),) * axis  # the axes before the gathered one
+    return Joint(lambda values, indices: values[(*before, indices.long())])
 
 
 def _by_axis(indices: torch.Tensor, depth: int) -> tuple[torch.Tensor, ...]:
-    """Return the index along each axis, from indices [..., depth] of points."""
+    """Return the indices [...] along each of `depth` axes, from the indices [..., depth]."""
     return tuple(indices.select(-1, axis) for axis in range(depth))
 
 
@@ -455,16 +467,18 @@ def _gather_nd(node: Node) -> torch.nn.Module | None:
 
 
 def _along(function: Callable[..., Any], node: Node) -> torch.nn.Module:
-    """Return a module of values and of indices along the node's axis.
+    """Return a module that calls a function with indices along the node's axis.
 
     Indices below 0, which torch's functions refuse, count from the end.
     """
     axis = node("axis", 0)
-    return Joint(
-        lambda values, indices, *updates: function(
-            values, axis, indices.long() % values.shape[axis], *updates
-        )
-    )
+
+    def call(values: torch.Tensor, indices: torch.Tensor, *updates: torch.Tensor) -> torch.Tensor:
+        positions = indices.long() % values.shape[axis]
+        result: torch.Tensor = function(values, axis, positions, *updates)
+        return result
+
+    return Joint(call)
 
 
 def _scatter_elements(node: Node) -> torch.nn.Module | None:
@@ -478,11 +492,12 @@ def _scatter_nd(node: Node) -> torch.nn.Module | None:
     reduction = node("reduction", b"none")
     if depth is None or reduction not in (b"none", b"add"):
         return None
-    return Joint(
-        lambda values, indices, updates: torch.index_put(
-            values, _by_axis(indices, depth), updates, reduction == b"add"
-        )
-    )
+    adds = reduction == b"add"
+
+    def scatter(values: torch.Tensor, indices: torch.Tensor, updates: torch.Tensor) -> torch.Tensor:
+        return torch.index_put(values, _by_axis(indices, depth), updates, adds)
+
+    return Joint(scatter)
 
 
 def _standardize(axes: list[int]) -> torch.nn.Module:
@@ -562,9 +577,9 @@ def _recurrent(node: Node) -> torch.nn.Module | None:
 def _resize(node: Node) -> torch.nn.Module | None:
     """Return torch's interpolation if it computes the same values; else `_resample`'s module.
 
-    The unit matrix shows how torch and ONNX Runtime resize an axis, because a Resize is linear
-    along each axis. Returns None for crops, a kept aspect ratio or a resized batch. Returns None
-    also if the rank or a size that a matrix needs is unknown, or an axis lacks a target.
+    A Resize is linear along each axis, so a resized unit matrix shows what torch and ONNX Runtime
+    compute. Returns None for crops, a kept aspect ratio or a resized batch. The result is also None
+    if the rank or a size that a matrix needs is unknown, or an axis lacks a target.
     """
     rank = len(node.sizes)
     cropped = b"tf_crop" in node("coordinate_transformation_mode", b"")
@@ -618,7 +633,7 @@ _MODES: dict[bytes, dict[int, tuple[str, ...]]] = {
 
 
 def _interpolations(node: Node, key: int, targets: list[Any]) -> list[Fixed]:
-    """Return the ways in which torch resizes a tensor, with or without aligned corners.
+    """Return torch's interpolations of the node's mode; most may align the corners or not.
 
     Args:
         key: index of the Resize's input with the targets: 2 for scales, 3 for sizes.
@@ -668,7 +683,7 @@ def _find_matrix(node: Node, key: int, size: int, target: float) -> NDArray[np.f
 
 
 def _is_same(module: Fixed, axis: int, matrix: NDArray[np.float32]) -> bool:
-    """Return whether torch's interpolation resizes an axis by this matrix, within 1e-5."""
+    """Return whether torch's interpolation resizes an axis by `matrix`, within 1e-5."""
     size = len(matrix)
     mode = "bilinear" if "linear" in module.mode else module.mode
     sizes = None
@@ -683,6 +698,7 @@ def _is_same(module: Fixed, axis: int, matrix: NDArray[np.float32]) -> bool:
 
 
 _Converter = Callable[[Node], torch.nn.Module | None]
+# The converters that also take nodes with several computed inputs
 _OF_SEVERAL: dict[str, _Converter] = {
     "BitwiseAnd": _always(Joint, torch.bitwise_and),
     "BitwiseOr": _always(Joint, torch.bitwise_or),

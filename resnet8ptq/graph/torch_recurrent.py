@@ -37,9 +37,9 @@ _MOVING = (
 
 
 def drop_zero_states(graph: onnx.GraphProto) -> None:
-    """Drop initial states that are 0, ONNX's default, from recurrent layers, in place.
+    """Drop the initial states of recurrent layers, in place, if all are 0, ONNX's default.
 
-    Exporters write them as zeros that are expanded to the batch.
+    Exporters write such states as zeros that are expanded to the batch.
     """
     if not any(node.op_type in KINDS for node in graph.node):
         return
@@ -76,7 +76,7 @@ def find_function(
 
     Args:
         constants: the constant inputs, by index.
-        steps: the network's number of steps; 0 for a free number.
+        steps: the number of steps of the input; 0 if unknown.
     """
     kind = node.op_type
     used = {index for index, name in enumerate(node.input) if name}

@@ -38,7 +38,7 @@ def write_weights(graph: Linked, node: onnx.NodeProto, weights: NDArray[Any]) ->
 
 
 def read_bias(graph: Linked, node: onnx.NodeProto) -> Array:
-    """Return a layer's bias [output channels]; zeros if the layer has no third input."""
+    """Return a layer's third input as a bias [output channels]; zeros without a third input."""
     graph = Links.of(graph)
     channels = graph.constants[node.input[1]].dims[channel_axis(node)]
     name = input_at(node, 2)

@@ -566,3 +566,25 @@ def test_a_pool_of_unknown_rank_is_left_to_onnx2torch():
     )
     with pytest.raises(UnsupportedError, match="onnx2torch"):
         to_torch_module(proto)
+
+
+@pytest.mark.parametrize("part", ["start = 1", "start = -2", "start = 1, end = 3"])
+def test_positions_count_along_the_last_axis_of_a_part_of_a_shape(part):
+    proto = onnx.parser.parse_model(
+        f"""{HEAD} network (float[N, 3, 5] x) => (float[N, 3, M] y)
+        <int64 last = {{-1}}, int64 zero = {{0}}, int64 one = {{1}}>
+        {{ sizes = Shape <{part}> (x)  size = Gather(sizes, last)  numbers = Range(zero, size, one)
+           floats = Cast <to = 1> (numbers)  y = Add(x, floats) }}"""
+    )
+    result = to_torch_module(proto)(torch.zeros(2, 3, 5))
+    assert torch.equal(result, torch.arange(5.0).expand(2, 3, 5))
+
+
+def test_a_reduction_with_an_empty_list_of_axes_is_unsupported():
+    proto = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["" : 18]>
+        network (float[N, 3] x) => (float[N, 3] y) <int64[0] axes = {}>
+        { y = ReduceMean <noop_with_empty_axes = 1> (x, axes) }"""
+    )
+    with pytest.raises(UnsupportedError, match="ReduceMean"):
+        to_torch_module(proto)
