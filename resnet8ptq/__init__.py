@@ -1,4 +1,4 @@
-"""Post-training quantization: one call quantizes, measures the loss, and recommends a model.
+"""Post-training quantization: quantizes networks, measures the loss, and recommends a model.
 
     import resnet8ptq as ptq
 

@@ -112,7 +112,7 @@ def main(words: Sequence[str]) -> int:
     """Score the files in a sweep, and print a verdict for each.
 
     Returns:
-        The exit code of the worst verdict, or of a sweep that could not start.
+        The exit code of the worst verdict; without verdicts, that of the sweep.
 
     Raises:
         ConfigError: a word is wrong.

@@ -54,7 +54,7 @@ def execute(
 ) -> CommandResult:
     """Execute a command line of `resnet8ptq run`, and print its output.
 
-    Errors are reported and returned, because a sweep continues after a failed job.
+    Errors are reported and returned, not raised.
 
     Args:
         typed: the words after `resnet8ptq run`.

@@ -73,5 +73,7 @@ def to_run(words: Sequence[str]) -> list[str]:
         if is_own and "," in value:
             first = value.partition(",")[0]
             raise ConfigError(f"{key}: got several values, expected one; try {key}={first}")
-        settings.append(f"hydra.sweeper.{word}" if is_own else word)
+        if is_own:
+            word = f"hydra.sweeper.{word}"
+        settings.append(word)
     return settings

@@ -17,9 +17,11 @@ class AlarmError(Exception):
 def time_limit(seconds: float | None) -> Iterator[None]:
     """Raise `AlarmError` in the block after `seconds`, and every 5 seconds from then on.
 
-    None means no limit.
     Only the main thread of a system with SIGALRM can be interrupted; elsewhere there is no limit.
     A library's call is interrupted when it returns to Python.
+
+    Args:
+        seconds: the time limit; None for no limit.
     """
     is_main = threading.current_thread() is threading.main_thread()
     if seconds is None or not is_main or not hasattr(signal, "SIGALRM"):

@@ -45,7 +45,7 @@ _store: Sequence[str] = ()  # the settings that name the store
 def allowed() -> Iterator[None]:
     """Allow `put` to send calls to the background process while the block runs.
 
-    The end of the block waits for all calls, and logs their errors. The first `put` or `prepare`
+    The end of the block waits for all calls, and logs the first error. The first `put` or `prepare`
     starts the process.
     """
     global _allowed, _used, _pool, _store
@@ -160,8 +160,8 @@ def _start() -> ProcessPoolExecutor:
     if _pool is None:
         sys.stdout.flush()  # a forked process would print the buffer again
         # A fork keeps all imports so far. The process is forked before frameworks start threads.
-        context = get_context("fork" if sys.platform == "linux" else "spawn")
-        _pool = ProcessPoolExecutor(1, context, _begin)
+        method = "fork" if sys.platform == "linux" else "spawn"
+        _pool = ProcessPoolExecutor(1, get_context(method), _begin)
         _pid = _pool.submit(os.getpid)
     return _pool
 

@@ -36,7 +36,7 @@ Key = Mapping[str, str | int | bool]
 
 
 def folder(setting: str | None) -> Path:
-    """Return the cache's root: `setting`, else `$RESNET8PTQ_CACHE`, else the user's folder."""
+    """Return the cache's root: `setting`, else `$RESNET8PTQ_CACHE`, else the system's default."""
     name = setting or os.environ.get("RESNET8PTQ_CACHE") or pooch.os_cache("resnet8ptq")
     return Path(name).expanduser().absolute()
 
@@ -215,5 +215,5 @@ def _is_whole(path: Path, key: str) -> bool:
 
 
 def downloads_folder() -> Path:
-    """Return the folder for downloads: the cache's root, whatever the setting `cache_dir` is."""
+    """Return the folder for downloads: the cache's root for `cache_dir=null`."""
     return folder(None)

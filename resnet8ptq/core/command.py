@@ -5,6 +5,7 @@
 | 0 | every run finished; `unsupported` counts as finished |
 | 1 | a run of a sweep failed, or an error other than a wrong input |
 | 2 | an input is wrong: a setting, a network's file or data, a folder that cannot be written |
+| 3, 4 | a verdict of `judge`, `ship` or `verdict`, see `report.verdicts.EXIT_CODES` |
 | 130, 141, 143 | interrupted (SIGINT), pipe closed (SIGPIPE), terminated (SIGTERM) |
 """
 
@@ -71,7 +72,7 @@ class Closable(Protocol):
 
     @property
     def is_search(self) -> bool:
-        """Whether an error of a job ends the sweep."""
+        """Whether the jobs are steps of a search, which only an error of the search itself ends."""
         ...
 
     def close(self, status: str) -> int:

@@ -52,7 +52,10 @@ class TrackingError(PtqError):
 
 
 class UnsupportedError(PtqError):
-    """The framework does not support this combination; a run records this as its result."""
+    """Settings cannot be run together, mostly because the framework lacks a feature.
+
+    A run records the reason as its result.
+    """
 
 
 @contextmanager

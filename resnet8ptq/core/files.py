@@ -141,8 +141,8 @@ def full_disk(error: BaseException) -> str:
 def to_csv(rows: Iterable[Iterable[object]]) -> str:
     """Return rows of values as CSV, safe for terminals and spreadsheets.
 
-    Control characters except line breaks, and marks of text direction, become `?`. Text that a
-    spreadsheet would read as a formula gets a leading `'`.
+    Unprintable characters except line breaks become `?`, including marks of text direction. Text
+    that a spreadsheet would read as a formula gets a leading `'`.
     """
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows(map(_make_safe, row) for row in rows)

@@ -78,6 +78,7 @@ def start(network: bool = False) -> Iterator[Connection]:
     code = "from resnet8ptq.core import isolation; isolation.serve()"
     words = [str(theirs.fileno()), str(os.getpid()), str(int(network))]
     with ours, tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        # The process inherits its end of the pipe, which is then closed here
         with theirs:
             process = subprocess.Popen(
                 [sys.executable, "-P", "-c", code, *words],

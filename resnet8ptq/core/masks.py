@@ -163,7 +163,7 @@ def join(masks: Sequence[bytes]) -> bytes:
 
 
 def split(joined: bytes, count: int) -> list[bytes]:
-    """Return the `count` masks of a picture."""
+    """Return the `count` masks of a picture from their joined text; b"" for a missing one."""
     masks = bytes(joined).split(b" ")[:count]
     return masks + [b""] * (count - len(masks))
 

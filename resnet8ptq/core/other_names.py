@@ -1,4 +1,4 @@
-"""Names that other tools use for this program's settings, for messages about wrong settings."""
+"""Other tools' names of this program's settings and commands, for messages about wrong words."""
 
 from resnet8ptq.core.descriptor import find_backends
 

@@ -1,10 +1,10 @@
 """Tables: one list of typed columns, rendered for a terminal, a CSV file and Markdown.
 
-SIZES = (
+sizes = (
     Column("file", lambda path: path.name, key="file"),
     number("kB", lambda path: path.stat().st_size / 1000, ".1f"),
 )
-Table(SIZES, paths, "Files").print(console)
+Table(sizes, paths, "Files").print(console)
 """
 
 from collections.abc import Callable, Sequence
@@ -109,6 +109,7 @@ class Table(Generic[Row]):
 
 def to_csv(*tables: Table[Any]) -> str:
     """Return tables as one CSV text with unrounded values; columns that a table lacks are empty."""
+
     # Collect the keys of all tables, in order
     keys: dict[str, None] = {}
     for table in tables:

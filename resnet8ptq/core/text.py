@@ -133,7 +133,7 @@ _SOME = 5  # words of a longer list
 def or_nearest(word: object, known: Collection[str], in_help: bool = True) -> str:
     """Return the known words for a message, with the closest match to `word`, if any.
 
-    Of more than 20 words, only the number or the first ones are returned.
+    For more than 20 words, the text has their number, and a few of them unless `--help` lists all.
 
     >>> or_nearest("int9", ["fp32", "int8"])
     'fp32 | int8 (nearest: int8)'
@@ -176,7 +176,9 @@ _SECONDS = {"s": 1, "sec": 1, "m": 60, "min": 60, "h": 3600}
 
 
 def mend_value(key: str, got: object) -> str:
-    """Return the setting that a value such as `30s`, `1%` or `32x24` means; empty for others.
+    """Return the end of a message: the setting that a value such as `30s`, `1%` or `32x24` means.
+
+    It is empty for other values.
 
     >>> mend_value("max_drop", "1%"), mend_value("minutes", "30s")
     ('; try max_drop=0.01', '; try minutes=0.5')
@@ -213,7 +215,7 @@ def safe_name(text: str) -> str:
 
 
 def show(text: object) -> str:
-    """Return a text with `?` for each control character except line breaks.
+    """Return a text with `?` for each unprintable character except line breaks.
 
     Control characters could move the cursor or change the settings of a terminal.
     """

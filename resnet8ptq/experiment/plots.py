@@ -14,6 +14,8 @@ def fine_tuning(points: Sequence[Mapping[str, float]]) -> Figure:
         (left, "qat/validation_loss", "held-out", "C1", "o"),
         (right, "qat/validation_accuracy", "held-out", "C1", "o"),
     )
+
+    # A point has only the metrics of its step
     for axes, name, label, colour, marker in series:
         curve = [(point["step"], point[name]) for point in points if name in point]
         axes.plot(*zip(*curve, strict=True), color=colour, marker=marker, label=label)

@@ -230,7 +230,7 @@ def fill_defaults(
     is corrected for the number of jobs.
 
     Args:
-        jobs: number of jobs of the sweep, 1 for a single run; None if only Hydra knows it.
+        jobs: number of jobs of the sweep, 1 for a single run; None if it is unknown.
         threads: see `fill_threads`.
     """
     asked = fill_threads(asked, threads)

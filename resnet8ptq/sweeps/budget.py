@@ -64,8 +64,8 @@ def again_s(tried: Tried) -> float:
     """Return the expected seconds to repeat a step, with learned layers and choices in the cache.
 
     A first job also converts the network and measures FP32, and some steps learn or search until
-    the deadline. The repetition of such a job takes at most twice its seconds of quantization and
-    evaluation.
+    the deadline. The repetition of such a job is expected to take at most twice its seconds of
+    quantization and evaluation.
     """
     if tried.step.kind == START or tried.step.part < 1:
         return min(tried.seconds, 2 * tried.own_seconds or tried.seconds)

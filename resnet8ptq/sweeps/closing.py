@@ -171,7 +171,7 @@ def _write_report(
 ) -> None:
     """Write the report to the folder and the parent run, and log the final timings.
 
-    A search that is late logs only the verdicts in place of the report, and prints its command.
+    A search that is late logs only the verdicts, and prints the command that draws the report.
     """
     store = running.shared.store
     parent_id = running.shared.parent_id

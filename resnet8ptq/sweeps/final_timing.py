@@ -33,8 +33,8 @@ def time_finalists(chosen: Sequence[ModelSelection], folder: Path) -> list[Paire
     """Time the finalists of each family, and write the latencies to `folder`.
 
     Returns:
-        The timing of each family; None if it has no finalists, if another machine timed its runs,
-        or if the timing failed.
+        The timing of each family; None if it has no finalists, if its runs were not timed or
+        another machine timed them, or if the timing failed.
     """
     timings = [_time(selected, folder) for selected in chosen]
     if any(timings):

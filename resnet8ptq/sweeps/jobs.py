@@ -1,6 +1,6 @@
 """Jobs of a sweep in separate processes, here or on other machines.
 
-Every job uses its share of the cores. The result or error of a job must be picklable.
+By default, every job uses its share of the cores. The result or error of a job must be picklable.
 """
 
 import logging

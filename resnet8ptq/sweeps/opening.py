@@ -39,7 +39,8 @@ def open_sweep(
 
     Raises:
         ConfigError: a setting is wrong, or needs a single run.
-        TrackingError: with `sweep.resume`, the sweep is still running or the store does not answer.
+        TrackingError: another sweep works in the folder; or with `sweep.resume`, the sweep is still
+            running or the store does not answer.
     """
     if config.analysis.name == "inspect":
         raise ConfigError("analysis.name: got 'inspect', expected one run: leave out -m")
@@ -154,7 +155,7 @@ def _find_varied(overrides: Sequence[Override]) -> tuple[str, ...]:
 
 
 def _refuse_several_limits(varied: Sequence[str]) -> None:
-    """Raise `ConfigError` if a setting of `report` varies: the runs of a sweep have one verdict."""
+    """Raise `ConfigError` if a setting of `report` varies, because a sweep has one report."""
     for key in varied:
         if key.startswith("report."):
             again = invocation.command("report", f"{key.removeprefix('report.')}=VALUE")
@@ -178,7 +179,7 @@ def _find_swept(sweeper: DictConfig) -> list[Override]:
 
 
 def _count_jobs(sweeper: DictConfig, overrides: Sequence[Override]) -> int | None:
-    """Return the number of jobs; None if only Hydra knows it, such as for `glob(*)`.
+    """Return the number of jobs; None for a search, and if only Hydra knows it, as for `glob(*)`.
 
     Of several overrides of a key, only the last has an effect.
     """

@@ -64,9 +64,9 @@ class SettingsSearch:
     """One search for settings that pass, from its first step to the confirmed model.
 
     Attributes:
-        launch: runs steps as jobs with these time limits; returns the record or the error of each,
-            in the same order.
-        allowed: the limits for a pass.
+        launch: runs steps as jobs, each with the time limits; returns the record or the error of
+            each, in the same order.
+        allowed: the limits for a pass, and the number of confirmations.
         check: raises `ConfigError` for a step whose settings conflict, also with those of the user,
             or that needs training samples that are missing.
         delivery: keeps the best model so far as a file.

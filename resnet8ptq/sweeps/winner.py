@@ -79,8 +79,8 @@ def find_winner(chosen: Sequence[ModelSelection], delivery: Delivery) -> Winner 
 def announce(chosen: Sequence[ModelSelection], delivery: Delivery, goal: str) -> int:
     """Print the winner and its file, write its settings as a config; return the exit code.
 
-    Without a confirmed model, the winner is the best so far; without a measured model, it is the
-    file of the first step or the FP32 network.
+    Without a confirmed model, the function prints the best so far. Without a measured model, it
+    prints the file of the first step, or else the FP32 network.
 
     Args:
         goal: `fastest`, `smallest` or `best`.

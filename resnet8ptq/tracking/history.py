@@ -178,7 +178,10 @@ def load_children(store: Store, parent_id: str) -> list[RunRecord]:
 
 
 def to_number(text: str) -> int:
-    """Return the whole number in a tag; 0 for another text, which an untrusted store may hold."""
+    """Return the number of at most 9 digits in a tag; 0 for another text.
+
+    A store is untrusted, and may hold any text.
+    """
     if text.isdecimal() and len(text) < 10:
         return int(text)
     return 0

@@ -1,4 +1,4 @@
-"""A run's journal: its data in its own folder, so that none are lost without the store.
+"""A run's journal: its data in its own folder, so that nothing is lost without the store.
 
 `record.json` is written when the run starts and when it ends. In between, the process of the run
 holds `.lock`, which distinguishes a running run from a killed one.

@@ -65,11 +65,11 @@ def read_sketch(tag: str) -> Ids:
 def count_earlier(
     store: Store, records: Sequence[RunRecord], ids: Ids | None = None
 ) -> EarlierRuns:
-    """Count the earlier quantized runs of the same network that were scored on these samples.
+    """Count the earlier quantized runs of the same network that scored all or some of the samples.
 
     For a sweep, runs are earlier if they started before it. Deleted runs count, because somebody
-    has seen their results; analyses and FP32 do not count. If the store is unavailable, a warning
-    is logged, and no run is counted.
+    has seen their results. Analyses, FP32 and runs without a result do not count. If the store is
+    unavailable, a warning is logged, and no run is counted.
 
     Args:
         records: the runs of one family of a sweep, or a single run that has just ended.

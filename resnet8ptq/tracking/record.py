@@ -333,8 +333,9 @@ class RunRecord(BaseModel):
 
     @property
     def framework(self) -> str:
-        """The framework, with a flow other than the default; also the name of another program's
-        file.
+        """The framework, with the flow if it is pt2e or onnx2tf.
+
+        For a file of another program, it is the kind and the name of the file.
         """
         return printable(self.combination.cells[0])
 
@@ -415,7 +416,7 @@ class RunRecord(BaseModel):
 
     @property
     def stopped_early(self) -> bool:
-        """Whether the run scored its samples with `evaluate.stop=decided`."""
+        """Whether scoring could stop early, with `evaluate.stop=decided`."""
         return self.samples_planned is not None
 
     @property
@@ -593,9 +594,9 @@ _SHOWN = ("label", "status", "value", "loss", "verdict", "size_bytes", "latency_
 def to_frame(runs: Iterable[RunRecord]) -> "pandas.DataFrame":
     """Return a frame with a row for each run, indexed by `run_id`.
 
-    The columns are attributes of `RunRecord`, without params, metrics and tags. `metric` is the
-    metric's name. Each setting of `settings` is a separate column. A number that was not measured
-    is NaN.
+    The columns are the main attributes of `RunRecord`, without params, metrics and tags. `metric`
+    is the metric's name. Each setting of `settings` is a separate column. A number that was not
+    measured is NaN.
 
         frame = load_sweep().to_frame()
         frame[frame.loss_upper_bound <= 0.01].sort_values("size_bytes")

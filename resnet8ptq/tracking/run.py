@@ -1,4 +1,4 @@
-"""Opens, logs and closes runs and sweeps, in their folders and, while reachable, in MLflow."""
+"""Opens, logs and closes runs and sweeps, in their folders and in MLflow."""
 
 import json
 import logging

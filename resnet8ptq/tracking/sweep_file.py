@@ -42,7 +42,7 @@ class SharedSweep:
     folder: Path
     parallel: ParallelJobs | None = None  # None if the jobs run one by one in the sweep's process
     resume: bool = False  # whether a finished run of another sweep counts as a job's run
-    jobs: int | None = None  # the number of jobs; None if only Hydra knows it
+    jobs: int | None = None  # the number of jobs; None if it is unknown
     varied: tuple[str, ...] = ()  # the settings that differ between jobs
 
     def save(self) -> None:

@@ -30,6 +30,8 @@ def make_table(
     """Return the table of `layers`, in their order; only `result.layers` have a rank."""
     metric = result.metric
     ranks = {id(layer): rank for rank, layer in enumerate(result.layers, 1)}
+
+    # Columns without a heading are only in the CSV file
     columns: list[Column[LayerSensitivity]] = [
         number("rank", lambda layer: ranks.get(id(layer)), key="rank"),
         Column("layer", lambda layer: layer.name, key="layer"),

@@ -46,17 +46,20 @@ def _create(store: Store, journal: Journal) -> str:
 
 
 def send(store: Store, folder: Path, call: Callable[..., object], *arguments: Any) -> None:
-    """Call a function with store, run id and `arguments`, or leave the data to `close_run`.
+    """Call a function with store, run id and `arguments`, unless an earlier call has failed.
 
-    They are left to `close_run` from the first call at which the store was unavailable, and if the
-    process that opened the run has died.
+    After the first call that found the store unavailable, `close_run` logs the whole run instead.
+    This also holds if the process that opened the run has died.
     """
     _open.setdefault(folder, None)
     _send(store, folder, call, *arguments)
 
 
 def close_run(store: Store, journal: Journal, folder: Path) -> None:
-    """Close the run in the store; if `send` has left out calls for it, log the whole run."""
+    """Close the run in the store.
+
+    If `send` has left out calls, and the store answers again, log the whole run instead.
+    """
     if _open.setdefault(folder, None) is None and store.answers:
         _open[folder] = ""
         _send(store, folder, lambda *_: upload.push(store, journal, folder))

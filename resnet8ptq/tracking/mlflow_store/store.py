@@ -182,11 +182,11 @@ class StoreArguments:
 
 
 def find_store(config: TrackingConfig) -> Store | None:
-    """Return the local store without MLflow, if its database has the experiment; else None.
+    """Return the local store if its database has the experiment; else None.
 
-    Returns None also if the user has named another address, or the folder is not writable. This
-    takes milliseconds, so a run can begin while `open_store`, which takes seconds, imports MLflow
-    and checks the store.
+    The result is also None if the user has named another address, or the folder is not writable.
+    The function does not import MLflow and takes milliseconds. So a run can begin while
+    `open_store`, which takes seconds, imports MLflow and checks the store.
     """
     path = Path(config.root).absolute() / DATABASE
     if config.uri or os.environ.get(address.VARIABLE) or _is_misread(path):
@@ -214,8 +214,7 @@ def _connect(path: Path) -> sqlite3.Connection:
 def open_store(config: TrackingConfig) -> Store:
     """Open or create the store and the experiment, before a run needs them.
 
-    A local store is opened under a lock. With a new database, this takes seconds. `find_store`
-    finds a known local store in milliseconds.
+    A local store is opened under a lock. With a new database, this takes seconds.
 
     The order of precedence is: URI in the config, `$MLFLOW_TRACKING_URI`, `<root>/mlflow.db`.
 
