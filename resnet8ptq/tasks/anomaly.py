@@ -1,7 +1,7 @@
-"""`task=anomaly`: ranks anomalies above normal samples by a score, measured by the AUC.
+"""`task=anomaly`: scores that rank anomalies above normal samples, measured by the AUC.
 
-The network returns the score, or reconstructs the sample with an error that is the score. As in
-MLPerf Tiny and DCASE, the score of a clip is by default the mean over its windows (`task.join`).
+The network returns the score, or reconstructs the sample, and the error is the score. As in MLPerf
+Tiny and DCASE, the score of a clip is by default the mean over its windows (`task.join`).
 """
 
 from dataclasses import dataclass, replace
@@ -75,7 +75,8 @@ def _score(max_fpr: float, outputs: Outputs, targets: Targets) -> AnomalyScores:
 def _to_errors(outputs: Outputs, targets: Targets) -> Outputs:
     """Return outputs with a score of each sample [n, 1] as values.
 
-    The score is the mean squared error, or the value of a network that returns one value.
+    The score is the value of a network that returns one value, or else the mean squared error of
+    the reconstruction.
     """
     [values] = outputs.values
     if values[:1].size == 1:

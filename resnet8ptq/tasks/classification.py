@@ -192,8 +192,7 @@ class ClassScores(Scores):
     def sqnr_db(self, baseline: Self) -> float | None:
         """Return the SQNR of the logits in dB; None if logits are unknown, or it is not finite.
 
-        The ratio covers all classes of the samples with logits. The logits of each sample are
-        centred first, because a softmax ignores a constant.
+        The logits of each sample are centred first, because a softmax ignores a constant.
         """
         if self.logits is None or baseline.logits is None:
             return None
@@ -231,7 +230,7 @@ def _centre(logits: NDArray[np.float64]) -> NDArray[np.float64]:
 def to_probabilities(outputs: Outputs, targets: Targets | None = None) -> Outputs:
     """Return outputs with probabilities [n, classes] as values, and with logits if known.
 
-    A softmax turns logits into probabilities. Values of other kinds keep their numbers.
+    A softmax turns logits into probabilities. Probabilities are only reshaped.
     """
     [values] = outputs.values
     values = as_rows(values)
@@ -266,7 +265,7 @@ def answers(comparison: Comparison) -> tuple[Hits, Hits]:
 
 
 def changes(comparison: Comparison) -> Metrics:
-    """Return how many predictions became wrong or right, and the distance of the outputs."""
+    """Return how many predictions became wrong or right, the agreement, KL and SQNR."""
     model, baseline = _classes(comparison)
     lost, won = flips(baseline.per_sample.right, model.per_sample.right)
     return {
@@ -379,8 +378,8 @@ def check_classes(task: str, context: TaskContext) -> tuple[str, ...]:
     If no class has a name, and the network has more classes than the labels, the names are numbers.
 
     Raises:
-        ConfigError: the labels are not classes.
-        ModelError: the network does not return one value for each class.
+        ConfigError: the labels are missing, or not one class for each sample.
+        ModelError: the network does not return one output with a value for each class.
     """
     # Labels of tokens are integers as well, but not one for each sample
     kinds = "" if context.of_tokens else "iu"
@@ -418,7 +417,7 @@ def find_class_output(outputs: Mapping[str, Sequence[int | None]], classes: int)
     """Return the name of the output that holds classes; None if no output stands out.
 
     Of several outputs with a score for each class, such as logits and probabilities, the first is
-    chosen. Otherwise, the only output with several scores is chosen.
+    chosen. Without such an output, the only output with several scores is chosen.
 
     Args:
         outputs: the shape of each output by name, without the batch axis.
@@ -438,7 +437,7 @@ def find_class_output(outputs: Mapping[str, Sequence[int | None]], classes: int)
 
 
 def _count_from_zero(context: TaskContext) -> str:
-    """Return the advice for unnamed labels that start at 1; empty for others."""
+    """Return the advice for unnamed labels that start at 1; empty for other labels."""
     if context.named or context.labels is None or context.labels.min() != 1:
         return ""
     return "; the labels start at 1: subtract 1"

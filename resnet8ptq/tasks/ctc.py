@@ -45,7 +45,7 @@ class Alphabet:
     """The symbols of an output's classes.
 
     Attributes:
-        symbols: a text for each class; empty for the blank.
+        symbols: a text for each class; empty for the blank and special tokens.
         output: the index of the output.
         axis: the axis of the classes in a batch's output [n, frames, classes] or [n, classes,
             frames].
@@ -62,7 +62,7 @@ class Alphabet:
     ) -> tuple[NDArray[np.int32]]:
         """Return the class of each frame, counted from the blank [n, frames].
 
-        Shorter batches are padded with zeros, which are blanks.
+        The evaluation pads shorter batches with zeros, which are blanks.
         """
         classes = outputs[self.output].argmax(axis=self.axis)
         return (((classes - self.blank) % len(self.symbols)).astype(np.int32),)
@@ -82,7 +82,7 @@ class Alphabet:
 
 @dataclass(frozen=True)
 class LineScores(ReducedScores):
-    """The error rate of lines, and the texts.
+    """The error rate of lines of text, and the lines.
 
     Attributes:
         texts, labels: the decoded and the true text of each line.
@@ -151,8 +151,8 @@ def _score(
         ends = np.ceil(frames.shape[1] * share).astype(np.int64)
     texts = []
     labels = []
-    characters = []  # of each line, the errors and the length
-    words = []
+    characters = []  # wrong and all characters of each line
+    words = []  # wrong and all words of each line
     for line, end, label in zip(frames, ends, np.asarray(targets.labels).tolist(), strict=True):
         said = alphabet.decode(line[:end])
         true = label.strip()  # as jiwer does
@@ -244,7 +244,7 @@ def _read_vocabulary(numbers: Mapping[str, int]) -> list[str]:
 
 
 def _fit(config: CtcConfig, outputs: Mapping[str, tuple[int | None, ...]]) -> Alphabet:
-    """Return the alphabet, with the output that has a class for each symbol and the blank.
+    """Return the alphabet, with the first output that has a class for each symbol and the blank.
 
     The file may have a line for the blank or not.
 

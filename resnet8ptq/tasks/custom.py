@@ -128,11 +128,11 @@ def _load(settings: Any) -> UserMetric:
 
 
 def _fingerprint(config: CustomConfig) -> str:
-    """Return the hash of the metric's source file; empty for a built-in."""
+    """Return the hash of the metric's source file; empty if it has none."""
     call = _load(config.metric)
     try:
         path = inspect.getsourcefile(getattr(call, "func", type(call)))
-    except TypeError:  # a built-in has no file
+    except TypeError:  # a built-in
         path = None
     return files.sha256(Path(path)) if path else ""
 

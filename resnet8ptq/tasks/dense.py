@@ -1,9 +1,9 @@
 """`task=dense`: a value for each pixel: restored pictures (PSNR, SSIM), or depth (RMSE, delta).
 
 Each metric is the mean of its values for single pictures. SSIM: Wang et al., "Image quality
-assessment: from error visibility to structural similarity", 2004. Delta is the share of pixels with
-a ratio of less than 1.25 to the true depth: Eigen et al., "Depth map prediction from a single image
-using a multi-scale deep network", 2014.
+assessment: from error visibility to structural similarity", 2004. Delta is the share of pixels
+whose depth differs from the true depth by a factor below 1.25: Eigen et al., "Depth map prediction
+from a single image using a multi-scale deep network", 2014.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -50,7 +50,7 @@ Maps = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class DenseScores(BootstrapScores):
-    """The metric of each picture, and the targets, for the comparison with their mean.
+    """Scores by the metric of each picture, with the targets, whose mean is the level of chance.
 
     Attributes:
         targets: maps with the axes of the outputs, [n, height, width] or with channels.
@@ -194,7 +194,10 @@ def ssim(one: Maps, other: Maps) -> float:
 
 
 def _doubt(metric: Metric, baseline: DenseScores, expected: float | None) -> str | None:
-    """Return a doubt if FP32 is not proven better than predicting the mean of the targets."""
+    """Return a doubt if FP32 is not proven better than predicting the mean of the targets.
+
+    If both are equal for every picture, no doubt is returned.
+    """
     values = baseline.per_item
     assert values is not None  # `_score` sets it
     of_mean = baseline.of_mean_target

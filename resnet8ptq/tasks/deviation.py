@@ -45,7 +45,7 @@ def powers(values: Array, reference: Array) -> tuple[Values, Values]:
 
 @dataclass(frozen=True)
 class RelativeError(Metric):
-    """The metric of this task. Its loss is the noise over the signal, with an SQNR as limit."""
+    """The relative error, whose loss is the noise over the signal, with an SQNR as limit."""
 
     limit_key: str = "min_sqnr_db"
 
@@ -84,7 +84,7 @@ RELATIVE_ERROR = RelativeError("relative_error", "relative error", maximize=Fals
 
 @dataclass(frozen=True, kw_only=True)
 class DeviationValues(Replicates):
-    """Replicates, and the noise [n] and signal [n] of each sample, see `powers`."""
+    """Replicates, and each sample's noise [n] and signal [n] in the worst output, see `powers`."""
 
     noise: Values
     signal: Values
@@ -132,7 +132,7 @@ class DeviationScores(OutputScores):
 
     @cached_property
     def _parts(self) -> tuple[list[Array], list[Array]]:
-        """The reference and the values of each part of the outputs."""
+        """The reference and the values of each part of each output, see `distortion.find_units`."""
         _, reference, values = distortion.split_units(self.reference.values, self.outputs.values)
         return reference, values
 
@@ -157,7 +157,10 @@ class DeviationScores(OutputScores):
 
     @property
     def noise_ratio(self) -> float:
-        """The noise over the signal of the worst output; infinite for noise without a signal."""
+        """The noise over the signal of the worst output, over all samples.
+
+        Without a signal, the result is infinite, or 0 without noise.
+        """
         _, noise, signal = self._powers
         if not signal.any():
             return math.inf if noise.any() else 0.0
@@ -171,7 +174,7 @@ class DeviationScores(OutputScores):
 
     @cached_property
     def ratios(self) -> list[float]:
-        """The noise over the signal of each output, see `distortion.noise_ratios`."""
+        """The noise ratio of each output, see `distortion.noise_ratios`."""
         return distortion.noise_ratios(self.reference.values, self.outputs.values)
 
 
@@ -179,7 +182,7 @@ TEST = PairedTest(f"{BOOTSTRAP.name}, between two runs", BOOTSTRAP.intervals, De
 
 
 def summarize(comparison: Comparison) -> str:
-    """Return the primary metric as text, with the SQNR if it is finite."""
+    """Return the primary metric as text, with the SQNR if that is not None."""
     metric = comparison.metric
     sqnr_db = comparison.sqnr_db
     shown = f"{metric.title} {metric.show(comparison.model.value)}"
@@ -189,9 +192,7 @@ def summarize(comparison: Comparison) -> str:
 
 
 def _pair_metrics(names: Sequence[str], comparison: Comparison) -> Metrics:
-    """Return SQNR and loss interval of the worst output, and the SQNR of each if several have
-    names.
-    """
+    """Return SQNR and loss interval of the worst output, and of several outputs the SQNR of each."""
     model = comparison.model
     outputs = model.reference.values, model.outputs.values
     low, high = model.noise_interval or (None, None)

@@ -36,8 +36,6 @@ from resnet8ptq.tasks.task import Joining, Task, TaskFiles, TaskType
 
 MAP = Metric("map", "mAP")
 MACRO_F1 = Metric("macro_f1", "macro F1")
-
-
 ROUNDED = 0.05  # quantized probabilities lie at most this far beyond 0 and 1
 
 
@@ -166,8 +164,9 @@ def _score(
 
 
 def _doubt(baseline: MultilabelScores, expected: float | None) -> str | None:
-    """Return a doubt if the mAP is not proven above that of a random order, or proven below
-    `expected`.
+    """Return a doubt if the mAP is not proven above chance, or is proven below `expected`.
+
+    Chance is the mAP of scores in random order.
     """
     shares = baseline.labels.mean(axis=0)
     chance = float(shares[shares > 0].mean())

@@ -1,4 +1,4 @@
-"""`task=perplexity`: a causal language model predicts the next token in windows of text."""
+"""`task=perplexity`: the perplexity of the next tokens that a causal language model predicts."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -37,12 +37,12 @@ class NextToken:
     def __call__(
         self, outputs: Sequence[Array], inputs: Array
     ) -> tuple[NDArray[np.float32], NDArray[np.int32]]:
-        """Return -ln p(token) [n, tokens - 1], and the predicted tokens, counted from 1.
+        """Return -ln p(token) and the number, counted from 1, of each next token [n, tokens - 1].
 
         Both are 0 at padding; shorter batches are later padded with 0 as well.
 
         Raises:
-            DataError: the inputs are not tokens of the vocabulary.
+            DataError: the inputs are not windows of tokens of the vocabulary, see `_read`.
             ModelError: the network does not return logits for each token.
         """
         tokens, is_text = self._read(inputs)
@@ -68,7 +68,8 @@ class NextToken:
         """Return the tokens of the inputs, and a mask that is False at padding [n, tokens].
 
         Raises:
-            DataError: the inputs are not tokens of the vocabulary.
+            DataError: the inputs are not integers [n, 2 or more] within the vocabulary, or
+                `_find_tokens` raises it.
         """
         tokens = inputs
         names = names_of(inputs.dtype)
@@ -94,7 +95,7 @@ class NextToken:
 
 
 def _find_tokens(names: Sequence[str]) -> str:
-    """Return the name of the input with the tokens: `TOKENS`, or the only one not named a mask.
+    """Return the input with the tokens: `TOKENS`, or the only one whose name does not end in mask.
 
     Raises:
         DataError: several inputs or none may hold the tokens.
@@ -117,7 +118,7 @@ class WindowScores(ReducedScores):
     Attributes:
         surprise: the sum of -ln p(token) of each window [n].
         of_unigram: the same sum for a prediction by frequencies [n], see `measure_unigram`.
-        tokens: the number of predicted tokens of each window [n].
+        tokens: the number of counted next tokens of each window [n].
     """
 
     surprise: Values = field(default_factory=lambda: np.zeros(0))
@@ -172,7 +173,7 @@ def measure_unigram(numbers: NDArray[np.integer], vocabulary: int) -> Values:
     0. With few windows, the distribution is close to uniform.
 
     Args:
-        numbers: tokens, counted from 1 [n, tokens]; 0 is padding.
+        numbers: the next tokens, counted from 1 [n, tokens - 1]; 0 is padding.
     """
     counts = np.bincount(numbers.reshape(-1), minlength=vocabulary + 1)
     total = counts[1:].sum() + vocabulary

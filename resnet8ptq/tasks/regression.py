@@ -75,7 +75,10 @@ def _flat(values: Array) -> NDArray[np.float64]:
 
 
 def _doubt(primary: str, baseline: BootstrapScores, expected: float | None) -> str | None:
-    """Return a doubt if the error is not proven below the error of predicting the mean."""
+    """Return a doubt if the error is not proven below the error of predicting the mean.
+
+    If all targets are equal, no doubt is returned.
+    """
     errors = baseline.per_item
     of_mean = baseline.of_mean
     assert errors is not None and of_mean is not None  # `_score` sets both

@@ -77,8 +77,8 @@ class Scope:
     def find_silent(self, names: Sequence[str], outputs: Outputs, baseline: Outputs) -> str:
         """Return a sentence on the first silent part of a scored output; empty if none is silent.
 
-        A part is silent if it is the same for every sample, although it varies in FP32 (see
-        `distortion.is_silent` and `distortion.find_units`).
+        `distortion.find_units` cuts an output into parts. A silent part is the same for every
+        sample, although FP32's is not (`distortion.is_silent`).
 
         Args:
             names: the names of the network's outputs.
@@ -166,10 +166,10 @@ class Task:
 
     Attributes:
         criterion: a metric of `pair_metrics` with less variance over samples than the primary
-            metric, by which a sweep chooses among the models near the best; None if only the
-            primary metric counts.
+            metric. A sweep chooses by it among the models near the best on the selection samples.
+            None if only the primary metric chooses.
         beside: further metrics that tables show beside the primary metric.
-        class_names: names of the labels' classes; empty if labels are not classes.
+        class_names: the names of the scored classes; empty without classes.
         pair_metrics: metrics of a comparison by MLflow name.
         reference: FP32 as the reference; None if labels are the reference.
         doubt: returns the reason why no verdict is valid for a baseline with these scores, or None.
@@ -212,7 +212,10 @@ class Task:
         return Comparison(rescored, baseline, self.metric, tested=False)
 
     def metrics(self, comparison: Comparison) -> Metrics:
-        """Return every metric of a comparison, by MLflow name; None for unknown values."""
+        """Return the metrics of a comparison by MLflow name; None for unknown values.
+
+        Metrics of FP32 are left out if FP32 is the reference.
+        """
         name = self.metric.name
         model = comparison.model
         baseline = comparison.baseline
@@ -232,7 +235,7 @@ class Task:
             metrics[f"{BASELINE}{key}"] = value
         metrics |= self.pair_metrics(comparison)
         metrics |= comparison.paired.metrics()
-        if self.reference is not None:  # FP32 is the reference, not measured
+        if self.reference is not None:  # FP32 is not measured
             metrics = {k: v for k, v in metrics.items() if not k.startswith(BASELINE)}
         return metrics
 

@@ -140,13 +140,13 @@ def _part(tag: str) -> tuple[str, str]:
 
 @dataclass(frozen=True)
 class TagDecoder:
-    """Turns outputs and labels into tags.
+    """The tags of classes and labels, and the rules that find spans of tags.
 
     Attributes:
         tags: the tag of each class of the network.
-        of_labels: the tag of each label.
+        of_labels: the tag of each label number.
         output: the index of the output [n, tokens, classes].
-        strict: whether the strict mode finds the entities.
+        strict: whether entities are found in seqeval's strict mode.
     """
 
     tags: tuple[str, ...]
@@ -198,7 +198,7 @@ class TokenScores(ClasswiseScores):
         return self._count(self.metric, zip(self.true, self.said, strict=True))
 
     def _count(self, metric: str, pairs: Iterable[tuple[Tags, Tags]]) -> NDArray[np.int64]:
-        """Return the counts of `counts` for any metric, and for any pairs of true and said tags."""
+        """Return `counts` for any metric, and for any pairs of true and predicted tags."""
         find = self.decoder.find(metric)
         numbers = {kind: number for number, kind in enumerate(self.decoder.list_kinds(metric))}
         counts = np.zeros((len(self.true), 3, len(numbers)), np.int64)
@@ -240,8 +240,8 @@ class TokenScores(ClasswiseScores):
     def per_sample(self) -> Replicates:
         """The metric on each bootstrap sample.
 
-        Sentences without true or predicted spans do not count as items, because they do not change
-        the F1.
+        Sentences with neither true nor predicted spans are no items, because they do not change the
+        F1.
         """
         of_sentence = self.counts.sum(axis=2)
         replicates = _f1((self._weights @ of_sentence).T[np.newaxis])[0]
@@ -267,7 +267,7 @@ class TokenScores(ClasswiseScores):
         return {"token_accuracy": float(_f1(counts.sum(axis=(0, 2))))}
 
     def sqnr_db(self, baseline: "TokenScores") -> float | None:
-        """Return the SQNR in dB of the scored output for labelled tokens; None if not finite."""
+        """Return the SQNR in dB of the output for labelled tokens; None if it is not finite."""
         return distortion.sqnr_db([self._pick_scored(baseline)], [self._pick_scored(self)])
 
     def _pick_scored(self, scores: "TokenScores") -> Array:

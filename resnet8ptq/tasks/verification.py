@@ -79,7 +79,7 @@ class Pairs:
 
         Args:
             weights: how often each item was drawn [items]. A pair of two items counts as the
-                product of their weights.
+                product of their weights, and a pair of one item as its weight.
         """
         one, other = self.items.T
         drawn = weights[one] * np.where(one == other, 1, weights[other])
@@ -230,7 +230,8 @@ def _score(
 def _find_recall(values: Values, identities: Indices, k: int) -> tuple[Chosen, float]:
     """Return a function from drawn identities to the recall, and the level of chance.
 
-    Identities with a single sample are not queried. The recall is NaN without queries.
+    The samples of an identity are queries, unless it has only one. The recall is NaN without
+    queries.
     """
     counts = np.bincount(identities)
     queries = counts[identities] > 1
@@ -278,6 +279,13 @@ def _make(config: VerificationConfig, context: TaskContext) -> Task:
         raise ModelError(
             f"returns {describe(context.outputs)}; task=verification takes one output, the "
             "embedding [width] of each sample; model.outputs=[NAME] keeps one of several"
+        )
+
+    # Recall searches a gallery of identities
+    if context.grouped and config.primary == "recall":
+        raise ConfigError(
+            f"task.primary: got recall, and {context.data} has a list of pairs (data.groups); "
+            "expected eer or tar"
         )
 
     # Some identities must have a pair of samples

@@ -103,3 +103,13 @@ def test_more_neighbours_than_samples_name_the_key():
     config = VerificationConfig(primary="recall", k=5)
     with pytest.raises(ConfigError, match=r"task\.k: got 5, and faces has 6 samples"):
         verification.VERIFICATION.make(config, data)
+
+
+def test_recall_of_a_list_of_pairs_is_refused():
+    data = TaskContext(
+        "faces", np.tile([0, 1], 4), (), True, (4,), {"out": (8,)}, LOGITS, grouped=True
+    )
+    with pytest.raises(
+        ConfigError, match=r"task\.primary: got recall, and faces has a list of pairs"
+    ):
+        verification.VERIFICATION.make(VerificationConfig(primary="recall"), data)

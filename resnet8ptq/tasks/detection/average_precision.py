@@ -3,7 +3,8 @@
 https://cocodataset.org/#detection-eval; Lin et al., "Microsoft COCO: Common Objects in Context",
 ECCV 2014. AP is the mean over ten IoU thresholds from 0.50 to 0.95, over 101 recalls, and over the
 classes that have objects. The IoU is that of boxes or masks. For keypoints, the object keypoint
-similarity (OKS) replaces the IoU, with at most 20 detections and without metrics of small objects.
+similarity (OKS) replaces the IoU. Then at most 20 detections of each class in a picture count, and
+small objects have no metrics.
 """
 
 import contextlib
@@ -28,7 +29,7 @@ class Matches:
     Attributes:
         picture: [D], the index of each detection's picture.
         right: [thresholds, D], whether the detection matches an object.
-        ignored: [thresholds, D], whether the detection does not count, such as within a crowd.
+        ignored: [thresholds, D], whether the detection does not count, such as one in a crowd.
         objects: [pictures], the number of objects that count.
     """
 

@@ -134,7 +134,7 @@ class Prototypes:
 
 
 def _find_ends(positions: NDArray[np.floating]) -> tuple[int, int]:
-    """Return start and stop of the rows that interpolation at ascending positions needs."""
+    """Return start and stop of the indices that interpolation at ascending positions needs."""
     if not positions.size:
         return 0, 1
     return max(0, math.floor(positions[0])), math.ceil(positions[-1]) + 1
@@ -233,9 +233,9 @@ def _as_candidates(detections: Detections, pictures: int, classes: int) -> Candi
 
 
 def _keep_best(detections: Detections, pictures: int, config: DetectionConfig) -> Floats:
-    """Return the detections with the highest scores of each picture, see `Decoder.__call__`.
+    """Return each picture's detections with the highest scores, in rows as of `Decoder.__call__`.
 
-    Scores at or below the threshold are left out.
+    Detections with a score at or below the threshold are left out.
     """
     most = config.max_detections
     kept = detections.select(detections.scores > config.score_threshold)

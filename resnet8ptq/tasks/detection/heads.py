@@ -74,7 +74,10 @@ class Frame:
 
     @property
     def anchors(self) -> NDArray[np.float64] | None:
-        """Width and height [strides, anchors, 2] in pixels; None unless each stride has as many."""
+        """Width and height [strides, anchors, 2] in pixels of `task.anchors`, or of COCO's anchors.
+
+        The result is None unless all strides have equally many anchors.
+        """
         anchors = self.config.anchors
         if anchors is None:
             anchors = [COCO_ANCHORS.get(stride, ()) for stride in self.config.strides]
@@ -124,7 +127,7 @@ class Head:
 
     Attributes:
         takes: a description of the outputs, for messages.
-        fits: returns whether outputs may have this layout.
+        fits: returns whether the outputs of a frame may have this layout.
         decode: decodes outputs [n, ...], in the network's order.
         further: whether the layout allows values after a box's corners and scores, such as
             keypoints.
@@ -149,12 +152,11 @@ def fitting_heads(frame: Frame) -> list[str]:
 def find_head(frame: Frame) -> str:
     """Return the name of the head in the settings, or of the only head that fits the outputs.
 
-    If only `yolox` and `yolov5` fit, the result is `yolox`.
+    With `task.head=auto`, if only `yolox` and `yolov5` fit, the result is `yolox`.
 
     Raises:
         ConfigError: the name is unknown.
-        ModelError: the named head does not fit, or none or several fit; the message names the heads
-            that fit.
+        ModelError: the named head does not fit. With `auto`: none or several fit.
     """
     fitting = fitting_heads(frame)
     name = frame.config.head
@@ -279,7 +281,7 @@ def _is_map(frame: Frame, anchors: int, shape: Shape, size: tuple[int, int]) -> 
 
 
 def _decode_yolov3(outputs: Sequence[Array], frame: Frame) -> Candidates:
-    """Decode outputs of each stride (Redmon, Farhadi, "YOLOv3: An Incremental Improvement", 2018).
+    """Decode one output for each stride (Redmon and Farhadi, see `COCO_ANCHORS`).
 
     The anchors are on a separate axis, or joined with the values on the first or last axis.
     """
@@ -332,7 +334,7 @@ def _decode_yolov8(outputs: Sequence[Array], frame: Frame) -> Candidates:
 
 
 def _match(frame: Frame, *kinds: Callable[[Shape], bool]) -> list[int]:
-    """Return an output's index for each kind; empty unless kinds and outputs match one to one."""
+    """Return the index of the output of each kind; empty unless both match one to one."""
     if len(frame.shapes) != len(kinds):
         return []
     indices: list[int] = []

@@ -1,4 +1,4 @@
-"""Non-maximum suppression, which keeps the box with the highest score of overlapping boxes."""
+"""Non-maximum suppression: of overlapping boxes of one class, the highest score stays."""
 
 from functools import cache
 
@@ -14,7 +14,8 @@ from resnet8ptq.tasks.detection.heads import Candidates, Detections
 def suppress(candidates: Candidates, config: DetectionConfig) -> Detections:
     """Drop boxes that overlap a box of the same class with a higher score, with ONNX Runtime.
 
-    The result has only boxes above the score threshold, at most `max_detections` of each class.
+    Boxes overlap if their IoU is above `iou_threshold`. The result has only boxes above
+    `score_threshold`, at most `max_detections` of each class in a picture.
     """
     scores = np.ascontiguousarray(candidates.scores.swapaxes(1, 2))
     run = _suppression(config.max_detections, config.iou_threshold, config.score_threshold)

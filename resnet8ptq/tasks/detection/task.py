@@ -57,7 +57,7 @@ def build(
         decoder: decodes the outputs; None for a finished run.
         outputs: the names of the network's outputs.
         sigmas: the constant of each keypoint in the OKS; empty if masks or boxes are scored, by
-        IoU.
+            IoU.
     """
     params = {}
     if decoder is not None:
@@ -139,7 +139,7 @@ def _draw(names: Sequence[str], comparison: Comparison, title: str) -> "dict[str
 
 
 def _doubt(baseline: DetectionScores, expected: float | None) -> str | None:
-    """Return a doubt if the AP is near 0, or is proven below `expected`."""
+    """Return a doubt if the AP is proven near 0 or below `expected`."""
     shown = f"AP {AP.show(baseline.value)}"
     interval = baseline.per_sample.interval
     if interval[1] < NOTHING_FOUND:

@@ -64,7 +64,8 @@ class Replicates(SampleValues):
 
         If all replicates are equal to those of the baseline, no item has changed. For a bounded
         metric, the margin is then that of `Margin.unchanged`. Its number of items is that of the
-        smallest class, which may have all of the loss, times the number of classes.
+        smallest class, which may have all of the loss, times the number of classes; at most
+        `items`.
         """
         before = baseline.replicates
         losses = metric.cost(1.0) * (self.replicates - before)
@@ -94,7 +95,10 @@ class Replicates(SampleValues):
         return margin
 
     def metrics(self, baseline: Self) -> Metrics:
-        """Return the share of bootstrap samples on which a model has no value; empty if it is 0."""
+        """Return the share of bootstrap samples without a value; empty if all have one.
+
+        A sample lacks a value if the metric of the model or of the baseline is not finite.
+        """
         share = float((~np.isfinite(self.replicates - baseline.replicates)).mean())
         if not share:
             return {}
@@ -110,7 +114,7 @@ BOOTSTRAP = PairedTest("paired bootstrap", "95% percentile bootstrap intervals",
 
 @dataclass(frozen=True)
 class BootstrapScores(OutputScores):
-    """A metric that is computed on all items and on bootstrap samples of them.
+    """Scores whose metric is computed on all items and on bootstrap samples of them.
 
     Attributes:
         statistic: returns the metric of the items with the given indices.
@@ -147,7 +151,7 @@ class BootstrapScores(OutputScores):
         return Replicates(replicates, self.per_item)
 
     def more(self) -> Metrics:
-        """Return the metrics besides the primary one."""
+        """Return `others`."""
         return self.others
 
 
@@ -156,7 +160,10 @@ class ReducedScores(BootstrapScores):
     """Scores of outputs that a `Reduction` has reduced."""
 
     def sqnr_db(self, baseline: Self) -> float | None:
-        """Return the SQNR of the raw outputs in dB; None if none were kept or it is not finite."""
+        """Return the SQNR of the raw outputs in dB.
+
+        The result is None if the SQNR is not finite, or without raw outputs of equal shapes.
+        """
         if not self.outputs.has_raw_of(baseline.outputs):
             return None
         return distortion.sqnr_db(baseline.outputs.raw, self.outputs.raw)

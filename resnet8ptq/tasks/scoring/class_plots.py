@@ -81,9 +81,7 @@ def confusion(model: Hits, baseline: Hits, class_names: Sequence[str], title: st
 
 
 def _changed_most(model: Hits, baseline: Hits, classes: int) -> NDArray[np.int64]:
-    """Return the classes to show in ascending order; of more than `SHOWN`, those with the most
-    changed samples.
-    """
+    """Return at most `SHOWN` classes, ascending: those with the most changed samples."""
     if classes <= SHOWN:
         return np.arange(classes)
     moved = model.predictions != baseline.predictions

@@ -1,4 +1,4 @@
-"""Metrics by class, such as AP, mIoU and F1, with a bootstrap over the samples."""
+"""Scores with a metric for each class, such as AP, IoU or F1, and a bootstrap over the samples."""
 
 import math
 from abc import abstractmethod
@@ -47,7 +47,7 @@ class ClasswiseScores(OutputScores):
     @property
     @abstractmethod
     def samples_of_class(self) -> NDArray[np.int64]:
-        """The number of samples with each class, such as pictures with its objects [classes]."""
+        """The number of samples with each class [classes]; for AP, of pictures with its objects."""
 
     @cached_property
     def per_sample(self) -> Replicates:
@@ -60,7 +60,10 @@ class ClasswiseScores(OutputScores):
         return Replicates(shifted, class_counts=self.samples_of_class)
 
     def sqnr_db(self, baseline: Self) -> float | None:
-        """Return the SQNR of the raw outputs in dB; None if none were kept or it is not finite."""
+        """Return the SQNR of the raw outputs in dB.
+
+        The result is None if the SQNR is not finite, or without raw outputs of equal shapes.
+        """
         if not self.outputs.has_raw_of(baseline.outputs):
             return None
         return distortion.sqnr_db(baseline.outputs.raw, self.outputs.raw)

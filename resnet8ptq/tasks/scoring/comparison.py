@@ -32,7 +32,10 @@ class Scores(ABC):
 
     @abstractmethod
     def sqnr_db(self, baseline: Self) -> float | None:
-        """Return the SQNR of the outputs against the baseline's in dB, see `distortion.to_db`."""
+        """Return the SQNR of the outputs against the baseline's in dB.
+
+        The result is None if the SQNR is not finite (`distortion.to_db`), or not known.
+        """
 
     @property
     def fair(self) -> float:
@@ -50,7 +53,7 @@ class Scores(ABC):
 
 @dataclass(frozen=True)
 class OutputScores(Scores):
-    """Base of scores that keep the outputs of the model."""
+    """Base of scores that keep the outputs of the model, with a sample as the item."""
 
     outputs: Outputs
 
@@ -113,12 +116,12 @@ class Comparison:
 
     @cached_property
     def sqnr_db(self) -> float | None:
-        """SQNR of the outputs in dB; None if it is not finite, or the outputs were not kept."""
+        """The SQNR of the outputs in dB, see `Scores.sqnr_db`."""
         return self.model.sqnr_db(self.baseline)
 
     @property
     def paired(self) -> Paired:
-        """The values of model and baseline for paired tests and for `predictions.npz`."""
+        """The values of model and baseline, for the paired test and for `predictions.npz`."""
         return Paired(self.stopped or self.model.per_sample, self.baseline.per_sample)
 
 

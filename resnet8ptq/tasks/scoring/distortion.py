@@ -1,4 +1,4 @@
-"""The noise that quantization adds to the outputs of a network."""
+"""Measures of the noise that quantization adds to outputs: noise ratio, SQNR, KL divergence."""
 
 import itertools
 import math
@@ -47,9 +47,9 @@ def noise_ratio(signal: Array, values: Array, transform: Transform | None = None
 
 
 def is_silent(signal: Array, values: Array) -> bool:
-    """Return whether the values are equal for every sample, although the signal varies.
+    """Return whether the values are the same for every sample, although the signal varies.
 
-    If all values are zero, they are also silent for a constant signal that is not zero.
+    If all values are zero, they are silent for any signal that is not zero.
 
     A metric that averages over samples hides such an output if a few samples have most of the
     signal. For example, a network that returned only zeros had a mean error of 23%, and its verdict
@@ -71,7 +71,7 @@ def is_silent(signal: Array, values: Array) -> bool:
 def to_db(ratio: float) -> float | None:
     """Return the SQNR in dB of a noise ratio, see `noise_ratio`.
 
-    The SQNR is -10 * log10(noise / signal), the signal variance over the error variance (Jayant and
+    The SQNR is -10 * log10(ratio), from the power of the noise over that of the signal (Jayant and
     Noll, Digital Coding of Waveforms, 1984). The result is None if the SQNR is not finite: without
     noise, with values that are not finite, or with a signal of zero.
 
@@ -88,10 +88,13 @@ def find_units(signal: Array) -> list[tuple[slice, ...]]:
 
     Detectors join coordinates in pixels with scores from 0 to 1, along the first or the last axis
     of a sample. In an SQNR over both, the noise of the scores vanishes: YOLO with all scores at 0
-    had 30 dB. The root mean square over samples and positions gives each index of the axis a size.
-    A cut lies where all sizes on one side are at least `UNITS` times those on the other side, which
-    are not all zero. An axis is not cut if it is longer than `MOST_PARTS` or than the number of
-    positions. Outputs of integers, or with one axis for each sample, have no parts.
+    had 30 dB.
+
+    The size of an index of the axis is the root mean square over samples and positions. A cut lies
+    where all sizes on one side are at least `UNITS` times those on the other side, which are not
+    all zero. Each side is cut again by the same rule. An axis is not cut if it is longer than
+    `MOST_PARTS` or than the number of positions. Outputs of integers, or with fewer than two axes
+    for each sample, are one part.
 
     >>> boxes = np.full((2, 4, 9), 100.0)
     >>> find_units(np.concatenate([boxes, np.full((2, 3, 9), 0.5)], axis=1))
@@ -125,9 +128,9 @@ def _sizes_along(signal: Array, axis: int) -> NDArray[np.float64]:
 
 
 def _find_borders(sizes: NDArray[np.float64], start: int = 0) -> list[int]:
-    """Return the sorted indices that begin a part of another unit, see `find_units`.
+    """Return the sorted indices, plus `start`, that begin a part of another unit.
 
-    At a border, all sizes on one side are at least `UNITS` times those on the other side.
+    The rule is that of `find_units`.
     """
     # Find the border with the largest factor
     best = UNITS
@@ -155,7 +158,11 @@ def _find_borders(sizes: NDArray[np.float64], start: int = 0) -> list[int]:
 def split_units(
     signal: Sequence[Array], values: Sequence[Array]
 ) -> tuple[list[int], list[Array], list[Array]]:
-    """Return the index of the output, the signal and the values of each part; see `find_units`."""
+    """Return output index, signal and values of each part of each output, see `find_units`.
+
+    Args:
+        signal, values: the outputs of the baseline and of the model.
+    """
     indices = []
     exact = []
     noisy = []
@@ -168,7 +175,7 @@ def split_units(
 
 
 def noise_ratios(signal: Sequence[Array], values: Sequence[Array]) -> list[float]:
-    """Return the noise ratio of each output; if it has parts of several units, of the worst."""
+    """Return the noise ratio of each output: that of its worst part, see `find_units`."""
     ratios = []
     for reference, output in zip(signal, values, strict=True):
         _, exact, noisy = split_units([reference], [output])
@@ -195,8 +202,8 @@ def has_fractions(output: Array) -> bool:
 def worst_output(signal: Sequence[Array], ratios: Sequence[float]) -> int:
     """Return the index of the output with the highest noise ratio, to which limits apply.
 
-    Outputs of whole numbers are chosen only if no output has fractions. A ratio of NaN is higher
-    than any other, because it belongs to values that are not finite or to a signal of zero.
+    An output of whole numbers is chosen only if no output has fractions. NaN counts as the highest
+    ratio, because it belongs to values that are not finite or to a signal of zero.
 
     Args:
         signal: the outputs of the baseline.
@@ -242,7 +249,7 @@ def softmax(logits: NDArray[np.float32]) -> NDArray[np.float32]:
 def kl_divergence(
     probabilities: NDArray[np.float32], baseline: NDArray[np.float32], smallest: float
 ) -> float:
-    """Return the mean over the samples of KL(baseline || model) in nats (Kullback, Leibler, 1951).
+    """Return the mean of KL(baseline || model) over samples, in nats (Kullback and Leibler, 1951).
 
     Args:
         probabilities, baseline: [n, classes].

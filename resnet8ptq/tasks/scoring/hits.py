@@ -27,7 +27,11 @@ class Hits(SampleValues):
 
     @classmethod
     def read(cls, arrays: Arrays, prefix: str = "", labels: str = "labels") -> Self:
-        """Read the arrays that `Paired.arrays` returned, see `PairedTest.read_values`."""
+        """Read the arrays that `Paired.arrays` returned, see `PairedTest.read_values`.
+
+        Args:
+            labels: the name of the array of labels.
+        """
         predictions = arrays[f"{prefix}predictions"]
         true = arrays[labels]
         check_columns([predictions, true], "i")

@@ -26,14 +26,14 @@ class Outputs:
     """The outputs of a model for n samples.
 
     Attributes:
-        values: every output [n, ...] in the network's order, or the arrays to which the task has
-            reduced or joined them.
+        values: every output [n, ...] in the network's order, or the arrays that the task has made
+            of them.
         logits: the input of the softmax for the first m <= n samples [m, ...]; None if it is not
             known.
-        final: the kind of the network's outputs: `PROBABILITIES`, `LOGITS` or `VALUES`.
-        raw: with a reduction, the network's outputs for the first batches, in the network's order;
-            with joined samples, the network's outputs for all samples. Otherwise, and if the
-            batches have outputs of several shapes, it is empty.
+        final: the kind of `values`: `PROBABILITIES`, `LOGITS` or `VALUES`.
+        raw: with a reduction, the network's outputs for the first batches; with joined samples, the
+            outputs of the single samples. Otherwise, or if the shapes of the first batches differ,
+            it is empty.
     """
 
     values: tuple[Array, ...]
@@ -43,7 +43,7 @@ class Outputs:
 
     @property
     def returned(self) -> tuple[Array, ...]:
-        """The network's outputs before they were reduced or joined: `raw`, or else `values`."""
+        """The network's outputs before a reduction or joining: `raw`, or `values` without `raw`."""
         return self.raw or self.values
 
     def __len__(self) -> int:
@@ -103,10 +103,12 @@ class TaskContext:
 
     Attributes:
         data: the name of the data set in messages.
+        labels: see `Split`; None without labels.
         class_names, named, class_ids: see `Dataset`.
-        grouped: whether the samples have group numbers.
+        input_shape: the shape of one network input; () for records of several inputs.
         outputs: the shape of each output by name, without the batch axis.
         final: see `Outputs`.
+        grouped: whether the samples have group numbers.
     """
 
     data: str
@@ -121,7 +123,10 @@ class TaskContext:
 
     @property
     def classes(self) -> int | None:
-        """The number of probabilities or logits in the network's only output; else None."""
+        """The number of probabilities or logits in the network's only output, see `count_scores`.
+
+        The result is None for several outputs, or for values of another kind.
+        """
         if len(self.outputs) != 1 or self.final == VALUES:
             return None
         [shape] = self.outputs.values()

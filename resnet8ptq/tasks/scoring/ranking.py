@@ -34,7 +34,8 @@ class Ranking(SampleValues):
     """Scores [n] of one model, and labels [n], where 1 is positive.
 
     Attributes:
-        hits: classes by a threshold; None without a threshold, and after `select`.
+        hits: the classes that a threshold predicts; None without a threshold, and after `read` or
+            `select`.
     """
 
     scores: NDArray[np.floating]
@@ -75,9 +76,10 @@ class Ranking(SampleValues):
     def margin(self, baseline: Self, metric: Metric, limit: float, items: int) -> Margin:
         """Return the margin of the loss in AUC, with DeLong's standard error.
 
-        The error is 0 if every positive is above the same negatives as in FP32. The margin then
-        counts disjoint pairs of a positive and a negative, one for each item of the rarer label.
-        Otherwise, the test is corrected for skewness, as few items may have most of the loss.
+        The error is 0 if every positive is above the same negatives as in FP32. The margin is then
+        that of `Margin.unchanged`. Its items are disjoint pairs of a positive and a negative, one
+        for each sample of the rarer label. Otherwise, the test is corrected for skewness and rare
+        losses, as few samples may have most of the loss.
         """
         rarer = min(len(self.auc.of_positives), len(self.auc.of_negatives))
         error = delong_error(self.auc, baseline.auc)
@@ -117,8 +119,9 @@ DELONG = PairedTest("DeLong's test (1988)", "95%, by DeLong's variance", Ranking
 
 
 def doubt_auc(baseline: Scores, expected: float | None) -> str | None:
-    """Return a doubt if an AUC is not significantly above chance, or significantly below
-    `expected`; else None.
+    """Return a doubt about FP32 by its AUC; None without a doubt.
+
+    The AUC is not significantly above chance, or it is significantly below `expected`.
     """
     ranking = baseline.per_sample
     assert isinstance(ranking, Ranking)  # both tasks with an AUC use it

@@ -26,7 +26,7 @@ def draw(model: Ranking, baseline: Ranking, title: str) -> Figure:
 
 
 def _rates(scores: NDArray[np.floating], positive: NDArray[np.bool_]) -> tuple[Array, Array]:
-    """Return the false and true positive rates from 0, at each score in descending order."""
+    """Return the false and true positive rates, from 0 and then at each score, descending."""
     order = np.argsort(-scores, kind="stable")
     last = np.append(np.diff(scores[order]) != 0, True)  # the last of equal scores
     false = np.cumsum(~positive[order])[last]

@@ -1,4 +1,7 @@
-"""Confidence intervals, paired tests, tests against chance, and Holm's correction."""
+"""Statistics of metrics: intervals, margins over a limit, paired tests, and tests against chance.
+
+The bootstrap, the area under the ROC curve and Holm's correction are here, too.
+"""
 
 import math
 import sys
@@ -84,8 +87,9 @@ def mcnemar(ours: int, theirs: int) -> float:
 def least_found(flips: int, total: int, level: float) -> float:
     """Return the smallest loss, a fraction, that McNemar's test detects with `POWER`.
 
-    The loss follows from the normal distribution. It is at least the share of the fewest lost items
-    that are significant if no item is won, and at most 1.
+    The estimate uses the normal distribution. If no item is won, a certain number of lost items is
+    the fewest that is significant. The result is at least this number divided by `total`, and at
+    most 1.
 
     Args:
         flips: number of items, out of `total`, that only one of two models gets right.
@@ -112,12 +116,12 @@ class Margin:
     Attributes:
         z: the test statistic, standard normal if the true loss is at the limit; the smaller the
             loss, the smaller z.
-        correction: the amount, in units of z, that weakens both claims. It allows for continuity
-            (half a step of a counted loss) or for the uncertain skewness, and is infinite if the
-            items decide nothing.
+        correction: the amount, in units of z, by which both p-values are raised. It allows for
+            continuity (half a step of a counted loss) or for the uncertain skewness, and is
+            infinite if the items decide nothing.
         no_change: whether `items_needed` is for a model that changes no item.
         unseen: the probability that the items show none of the rare losses that would reach the
-            limit, see `with_rare_losses`; 0 if this probability does not matter.
+            limit, see `with_rare_losses`; 0 if `z` alone decides.
     """
 
     z: float
@@ -138,8 +142,9 @@ class Margin:
     def items_needed(self, items: int, level: float) -> float:
         """Return the sample size at which the test decides with `POWER`, at the measured loss.
 
-        With `no_change`, the result is the size at which a model that changes no item passes. The
-        result is infinite if the measured loss is the limit, and NaN if the margin is unknown.
+        With `no_change`, the result is the size at which a model that changes no item passes; NaN
+        at a limit of 0. Otherwise, the result is infinite if only z is 0, and NaN for an unknown
+        margin.
 
         Args:
             items: the present sample size.
@@ -180,21 +185,23 @@ class Margin:
     ) -> Self:
         """Return the margin of a mean loss with an estimated standard error.
 
-        The value of z has the same probability as Student's t with items - 1 degrees of freedom,
-        which is first corrected for skewness. Without spread, the margin is unknown, because the
-        items give no information about others. Fewer than `FEWEST` items decide nothing.
+        Student's t with items - 1 degrees of freedom becomes the z of the same probability. Without
+        spread or a second item, the margin is unknown, because the items give no information about
+        others. Fewer than `FEWEST` items decide nothing.
 
         Args:
             excess: the mean loss minus the limit.
             error: the standard error of the mean loss.
-            skewness: the skewness of the items, see `correct_skewness`; None for no correction. A
-                sample without the largest losses has too little skewness. The test of a pass
-                therefore assumes at least `LEAST_SKEWNESS`, or less with fewer than 50 items.
+            items: the effective number of independent items.
+            skewness: the skewness of the items, for which t is corrected (`correct_skewness`); None
+                for no correction. A sample without the largest losses has too little skewness. The
+                test of a pass therefore assumes at least `LEAST_SKEWNESS`, or less with fewer than
+                50 items.
         """
         if not error > ROUNDING * abs(excess) or items < 2:  # holds for NaN, too
             return cls(0.0, math.inf)
 
-        # A low and a high z, for the uncertain skewness
+        # A low z tests a fail, and a high z, with more skewness, a pass
         t = excess / error
         low = high = _to_z(t, items)
         if skewness is not None:
@@ -240,8 +247,8 @@ class Margin:
         """Return the margin of independent items of which none has changed.
 
         If an item's loss is at most 1, a mean loss at the limit means that at least a share `limit`
-        of all items changes. Then none of n items changes with probability (1 - limit)^n or less.
-        If this probability is above 5%, the items decide nothing, and the probability gives only
+        of all items changes. The probability that none of n items changes is then at most
+        (1 - limit)^n. If this bound is above 5%, the items decide nothing, and the bound gives only
         the sample size that would decide.
         """
         tail = (1 - min(max(limit, 0.0), 1.0)) ** items
@@ -254,7 +261,7 @@ UNKNOWN = Margin(0.0, math.inf)
 
 
 def _to_z(t: float, items: float) -> float:
-    """Return the standard normal value with the same probability as t, from `items` items."""
+    """Return the z with the same probability as Student's t with items - 1 degrees of freedom."""
     tail = float(stdtr(items - 1, -abs(t)))
     return math.copysign(float(ndtri(max(tail, sys.float_info.min))), t)
 
@@ -312,6 +319,9 @@ def tango_interval(hits: NDArray[np.bool_], other_hits: NDArray[np.bool_]) -> In
     """Return the 95% interval of the paired difference of two proportions, first minus second.
 
     The interval contains the differences that the score test of `tango` does not reject.
+
+    Args:
+        hits, other_hits: whether each model gets each sample right [n].
     """
     ours, theirs = flips(hits, other_hits)
     low, high = invert(lambda limit: tango(ours, theirs, len(hits), limit))
@@ -374,10 +384,10 @@ class CrossedMean:
         return self.mean - half, self.mean + half
 
     def margin(self, limit: float) -> Margin:
-        """Return the margin of the mean, corrected for continuity by half a sample.
+        """Return the margin of the mean loss over a limit, corrected by at least half a sample.
 
-        Without the correction, up to 6% of the recipes at the limit pass in a simulation, because
-        few losses also mean a small error (studies/decisions.md).
+        Without this correction for continuity, up to 6.1% of the recipes at the limit pass in a
+        simulation, because few losses also mean a small error (studies/decisions.md).
         """
         margin = Margin.student(self.mean - limit, self.error, self.freedom + 1)
         half = math.inf
@@ -387,13 +397,16 @@ class CrossedMean:
 
 
 def crossed_mean(values: Values) -> CrossedMean:
-    """Return the mean of values [draws, samples], with standard errors; both axes need two or more.
+    """Return the mean of values [draws, samples], with its standard errors.
 
     The model is two-way random effects without replication. The variance of the mean is the part of
     the samples, plus that of the draws, minus the residual that both parts contain (Searle, Casella
     and McCulloch, Variance Components, 1992, ch. 4). It is at least the larger of the two parts.
     The degrees of freedom follow Satterthwaite ("An Approximate Distribution of Estimates of
     Variance Components", Biometrics Bulletin 2, 1946).
+
+    Args:
+        values: two draws and two samples, or more.
     """
     draws, samples = values.shape
     mean = float(values.mean())
@@ -485,7 +498,9 @@ def _variance(components: Values) -> float:
 
 
 def delong(ours: Auc, theirs: Auc) -> tuple[Interval, float]:
-    """Return the 95% interval of the difference of two AUCs on the same samples, and its p-value.
+    """Return interval (95%) and p-value of the difference of two AUCs, the first minus the second.
+
+    Both AUCs are of the same samples.
 
     DeLong, DeLong and Clarke-Pearson, "Comparing the Areas under Two or More Correlated Receiver
     Operating Characteristic Curves: A Nonparametric Approach", Biometrics 44, 1988. The test is
@@ -597,7 +612,7 @@ def bootstrap_margin(excess: Values, items: int, class_counts: Counts | None = N
         excess: the loss minus the limit on every bootstrap sample [times] of `items`; NaN for
             samples without a value, see `drop_undefined`.
         class_counts: the number of items of each class that has items, if the metric is a mean over
-            classes; None for one class of all `items`.
+            classes; the number of items that count, if only some do; None if all `items` count.
     """
     finite = drop_undefined(excess)
     counts = np.array([items])
@@ -610,7 +625,7 @@ def bootstrap_margin(excess: Values, items: int, class_counts: Counts | None = N
     if not len(finite) or not resampled:
         return UNKNOWN
 
-    # Correct the error, and turn the skewness of the mean into that of an item
+    # Turn the skewness of the mean into that of an item
     spread = float(finite.std(ddof=1))
     effective = count_effective(items, counts)
     return Margin.student(
@@ -639,10 +654,10 @@ def bootstrap_p(differences: Values) -> float:
     Bootstrap Methods and their Application, 1997, 4.11). Without usable replicates, see
     `drop_undefined`, the p-value is 1.
 
-    A count below `COUNTABLE` is imprecise. It cannot lead to less than 2 / (replicates + 1), which
-    Holm's correction multiplies. If more than twice as many replicates exist, and they have a
-    spread, the normal distribution therefore continues the tail from the replicate of rank
-    `COUNTABLE` on.
+    A count below `COUNTABLE` is imprecise, and its p-value is at least 2 / (replicates + 1), which
+    Holm's correction multiplies. The normal distribution therefore continues the tail from the
+    replicate of rank `COUNTABLE` on. This requires more than 2 * `COUNTABLE` replicates, with a
+    spread.
     """
     finite = drop_undefined(differences)
     below = int((finite <= 0).sum())
@@ -667,9 +682,9 @@ def bootstrap_p(differences: Values) -> float:
 def holm(p_values: Sequence[float], planned: int = 0) -> list[float]:
     """Return p-values corrected for m comparisons, in the same order.
 
-    The number m is that of the p-values, or `planned` if that is larger. The k-th smallest (k = 0,
-    1, ...) is multiplied by m - k, raised to at least its predecessor, and limited to 1 (Holm,
-    1979, in the adjusted form of Wright, 1992).
+    The number m is that of the p-values, or `planned` if that is larger. The k-th smallest p-value
+    (k = 0, 1, ...) is multiplied by m - k, raised to at least its predecessor, and limited to 1
+    (Holm, 1979, in the adjusted form of Wright, 1992).
 
     >>> holm([0.04, 0.01, 0.03])
     [0.06, 0.03, 0.06]
@@ -688,11 +703,11 @@ def above_chance(labels: NDArray[np.int64], predictions: NDArray[np.int64], clas
     Chance is the number of hits of the same predictions in random order, as in Cohen's kappa ("A
     coefficient of agreement for nominal scales", 1960). For a network that predicts all classes
     equally often, chance is a share of 1 / classes. The test uses the normal distribution with the
-    mean and variance over all orders, corrected for continuity. A network that always predicts one
-    class gets a p-value of 1.
+    mean and variance over all orders, corrected for continuity. If all predictions are equal, the
+    p-value is 1.
 
     If all labels are equal, the order has no effect. Chance is then guessing among equally likely
-    classes, and the test is binomial.
+    classes, and the test is binomial, for any predictions.
     """
     total = len(labels)
     hits = int((labels == predictions).sum())
@@ -716,8 +731,8 @@ LEAST_KAPPA = 0.05  # with many samples, even a network with wrong inputs is pro
 def kappa(labels: NDArray[np.int64], predictions: NDArray[np.int64], classes: int) -> float:
     """Return Cohen's kappa: the share of the mistakes of chance that the predictions avoid.
 
-    For chance, see `above_chance`. The result is negative if the predictions make more mistakes,
-    and 1 if chance makes none.
+    `above_chance` defines chance. The result is negative if the predictions make more mistakes than
+    chance, and 1 if chance makes none.
     """
     total = len(labels)
     true = np.bincount(labels, minlength=classes) / total

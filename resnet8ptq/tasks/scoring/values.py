@@ -1,4 +1,4 @@
-"""The values of a model that a paired test needs, and the pair of model and FP32."""
+"""The values of a model for a paired test, the pair of model and FP32, and the test itself."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -20,7 +20,7 @@ Arrays = Mapping[str, Array]
 class SampleValues(ABC):
     """Values of one model that give an interval of the metric, and a paired test of two models.
 
-    `predictions.npz` keeps these values, so that a later report can test two runs on equal samples.
+    `predictions.npz` keeps their arrays, so that a later report can test two runs on equal samples.
     """
 
     shared: ClassVar[tuple[str, ...]] = ()  # arrays that exist once for model and baseline
@@ -76,8 +76,8 @@ class Paired:
     """The values of a model and of its FP32 baseline on the same samples.
 
     Attributes:
-        samples: the id of each sample, see `Split.sample_ids`. `read_pair` sets them, unless the
-            run is old.
+        samples: the id of each sample, see `Split.sample_ids`; None for an old run, and unless
+            `evaluation.stopped_hits.read_pair` has read the pair from a file.
     """
 
     model: SampleValues
@@ -85,7 +85,10 @@ class Paired:
     samples: NDArray[np.uint64] | None = None
 
     def select(self, rows: NDArray[np.bool_]) -> "Paired | None":
-        """Return the values of the samples in a mask [n], see `SampleValues.select`."""
+        """Return the values of the samples in a mask [n], without `samples`.
+
+        The result is None if `SampleValues.select` returns None.
+        """
         model = self.model.select(rows)
         baseline = self.baseline.select(rows)
         if model is None or baseline is None:
