@@ -192,7 +192,10 @@ def summarize(comparison: Comparison) -> str:
 
 
 def _pair_metrics(names: Sequence[str], comparison: Comparison) -> Metrics:
-    """Return SQNR and loss interval of the worst output, and of several outputs the SQNR of each."""
+    """Return SQNR and loss interval of the worst output, and the SQNR of each if there are several.
+
+    Outputs without names, as of a finished run, have none.
+    """
     model = comparison.model
     outputs = model.reference.values, model.outputs.values
     low, high = model.noise_interval or (None, None)
