@@ -40,7 +40,7 @@ from resnet8ptq.tasks.scoring.distortion import find_units, softmax, sqnr_db
 
 log = logging.getLogger(__name__)
 
-SAMPLES = 100
+SAMPLES = 100  # training samples, at most
 FAR_DB = 10.0  # the noise has a tenth of the signal's power
 BETTER_DB = 6.0  # a quarter of the noise power
 
@@ -147,6 +147,7 @@ def _find_preprocessing(run: Run, samples: Split, expected: Outputs, sized: bool
 
 
 def _other_steps(samples: Split, sized: bool) -> Iterator[tuple[str, Preprocessing]]:
+    """Yield the usual preprocessings, and for colour pictures the other order of channels."""
     yield from usual(samples, sized)
     own = samples.preprocessing
     if samples.has_pictures and samples.stored.shape[-1] == 3:
@@ -161,6 +162,7 @@ def _find_exchanged_axes(
 
     Only a network with a single input of square pictures is checked.
     """
+    # Run the file on samples whose height and width are exchanged
     pairs = options_of(evaluator.quantizer.config, FileConfig).inputs or {}
     if not samples.has_pictures or len(pairs) != 1:
         return ""
@@ -283,7 +285,7 @@ def _say_cut(cut: tuple[slice, ...]) -> str:
 
 
 def _find_input_range(evaluator: Evaluator, samples: Split, path: Path) -> str:
-    """Return a cause as text if an input cannot hold the samples' values; else empty."""
+    """Return a cause as text if an input's range cuts much of the samples' values; else empty."""
     contents = reading.admit(path, evaluator.runtime.cache_root).contents
     pairs = options_of(evaluator.quantizer.config, FileConfig).inputs or {}
     values = feed(samples.inputs(slice(None)), [*pairs])

@@ -17,6 +17,7 @@ def run_inspection(path: Path, cache_root: Path) -> None:
         ConfigError: the file is missing, unsafe, damaged, or cannot be run.
         UnsupportedError: the library that runs the file is not installed.
     """
+    # Print the facts of the whole file
     admitted = reading.admit(path, cache_root)
     contents = admitted.contents
     console = stdout(None, 130)
@@ -72,7 +73,7 @@ def _row(kind: str, port: Port) -> tuple[str, ...]:
 
 
 def _in_float(contents: Contents) -> list[str]:
-    """Return a line about the layers in float beside quantized ones; empty without both kinds."""
+    """Return a line on the layers in float of a quantized file; empty without such layers."""
     left = []
     for layer in contents.layers:
         if not layer.is_quantized:

@@ -80,8 +80,8 @@ class _SampleFacts:
     """The facts of a data set that must fit the network.
 
     Attributes:
-        one: a stored sample, [1, ...].
-        classes: number of classes; 0 without labels.
+        one: a sample as it is stored, [1, ...]; zeros if only the form is known.
+        classes: number of classes; 0 without classes.
         named: see `Dataset`.
         pictures: whether the samples are pictures, which can be resized.
         stored: whether the samples were read; otherwise, only their form is known.
@@ -145,6 +145,7 @@ def _find_reasons(settings: Settings) -> list[str]:
 
 
 def _compare(config: RunConfig, contract: Contract, samples: _SampleFacts) -> list[str]:
+    """Return lines on whether samples, classes and preprocessing fit the network."""
     data = f"data={config.data.name}"
     try:
         matched = match_samples(samples.one, samples.steps, contract)
@@ -162,7 +163,10 @@ def _compare(config: RunConfig, contract: Contract, samples: _SampleFacts) -> li
 
     # Compare the number of classes with the output that scores them
     kept = config.model.outputs or [tensor.name for tensor in contract.outputs]
-    outputs = {tensor.name: tensor.shape for tensor in contract.outputs if tensor.name in kept}
+    outputs = {}
+    for tensor in contract.outputs:
+        if tensor.name in kept:
+            outputs[tensor.name] = tensor.shape
     shapes = list(outputs.values())
     # The network of task=anomaly copies its inputs
     copies = shapes == [tensor.shape for tensor in contract.inputs]
@@ -175,8 +179,10 @@ def _compare(config: RunConfig, contract: Contract, samples: _SampleFacts) -> li
             f"{data}: labels from 0 to {samples.classes - 1} do not fit: it returns "
             f"{describe(outputs)}; model.outputs=[{name}] keeps one, task=deviation compares all"
         )
+
+    # Only the user knows the preprocessing of the training; integers have none
     if all(tensor.is_integer for tensor in contract.inputs):
-        return lines  # integers are not preprocessed
+        return lines
     lines.append(
         f"preprocess={config.preprocess.name}: is it what the network was trained with? "
         "raw: 0..255 | unit: 0..1 | symmetric: -1..1 | torchvision_imagenet | caffe"

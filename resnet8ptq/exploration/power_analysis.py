@@ -27,7 +27,7 @@ from resnet8ptq.experiment.settings import Settings
 from resnet8ptq.tasks.scoring.metric import Metric
 from resnet8ptq.tasks.scoring.statistics import POWER, SIGNIFICANCE, find_edge, round_size, tango
 
-CHANGED = (0.005, 0.02, 0.05, 0.1)  # shares of changed predictions, as long as none is measured
+CHANGED = (0.005, 0.02, 0.05, 0.1)  # shares of changed predictions, without `analysis.changed`
 HEADS = (
     "changed",
     "passes up to a loss of",
@@ -84,7 +84,7 @@ class PowerAnalysis(RunResult):
 
 
 def analyse(settings: Settings, folder: Path, run: Recorder) -> PowerAnalysis:
-    """Plan the test of the reported samples; write and print the table. Nothing is quantized.
+    """Plan the test of the reported samples; write and print the result. Nothing is quantized.
 
     Raises:
         ConfigError: the task's metric is not a share of hits, so its variance is unknown, or the
@@ -145,7 +145,7 @@ def needed(loss: float, changed: float, limit: float) -> float:
     """Return the sample size at which a model with this loss passes or fails with 80% power.
 
     The size is infinite for a loss at the limit. The share of changed predictions counts as at
-    least the loss.
+    least the magnitude of the loss.
     """
     share = max(changed, abs(loss))
     margin = tango(
@@ -155,7 +155,7 @@ def needed(loss: float, changed: float, limit: float) -> float:
 
 
 def _draw(result: PowerAnalysis) -> Figure:
-    """Draw the largest loss that passes against the sample size."""
+    """Draw the largest loss that passes against the sample size, for each share of changes."""
     metric = result.metric
     figure = Figure(figsize=(7, 4.2), layout="constrained")
     axes = figure.subplots()

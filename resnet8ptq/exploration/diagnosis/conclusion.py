@@ -57,8 +57,8 @@ class DiagnosisResult(RunResult):
     Attributes:
         compared: the tensors of the file, compared with those of FP32.
         findings: all findings, including those without an effect on accuracy.
-        outcomes: the outcomes, the best first, see `outcomes.attempt`; the removal of outlying
-            calibration samples precedes all others if it helps.
+        outcomes: the outcomes, the best first, see `outcomes.attempt`. The removal of outlying
+            calibration samples comes first if it helps, else last.
         before: the outcome of the unchanged settings.
         halves: the outcomes with only weights or only activations rounded; None if the file does
             not give its weights.
@@ -147,12 +147,16 @@ class DiagnosisResult(RunResult):
 
     @property
     def _best_gains_most(self) -> bool:
-        """Whether no other change gains more; the removal of outliers is first in any case."""
+        """Whether no other change gains more dB.
+
+        One may, because the removal of outliers comes first if it helps.
+        """
         assert self.best is not None
-        return self.best.won_db == max(each.won_db for each in self.outcomes if each.helps)
+        helping = [outcome.won_db for outcome in self.outcomes if outcome.helps]
+        return self.best.won_db == max(helping)
 
     def to_json(self) -> str:
-        """Return the findings and the changes that may help as JSON."""
+        """Return the findings as JSON, with the changes that may help."""
         return json.dumps(to_entries(self.findings))
 
     def summary(self) -> str:

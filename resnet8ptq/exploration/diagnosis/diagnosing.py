@@ -46,7 +46,7 @@ from resnet8ptq.tasks.scoring.comparison import Comparison
 REMOVE = "remove the named calibration samples"
 OUTLIER_SAMPLE = "outlier among the calibration samples"
 WRONG_PREPROCESSING = "wrong preprocessing"
-OTHER_RANGE = 4  # ratio to the range of the calibration samples
+OTHER_RANGE = 4  # ratio of the reaches of calibration and held-out samples
 _STATIC = "+analysis=diagnose takes calibrated ranges; +analysis=compare takes any method"
 
 
@@ -204,7 +204,7 @@ def _halve(
 ) -> Halves | None:
     """Score the network with only weights rounded, and with only activations rounded.
 
-    None if the file does not give the weights of its layers.
+    Returns None if the file does not give the weights of its layers.
 
     Args:
         measured: the tensors of the file.
@@ -256,7 +256,10 @@ def outlier_samples(outliers: Outliers, samples: Split, calib: CalibConfig) -> F
 
 
 def other_preprocessing(calibrating: Split, held_out: Split) -> list[Finding]:
-    """Report calibration samples whose range differs from that of the held-out samples."""
+    """Report calibration samples whose reach is far from that of the held-out samples.
+
+    See `Spread.reach`. Two reaches are far from each other if one is `OTHER_RANGE` times the other.
+    """
     drawn = _find_spread(calibrating)
     fed = _find_spread(held_out)
     least, most = sorted((drawn.reach, fed.reach))

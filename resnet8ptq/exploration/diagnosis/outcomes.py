@@ -25,7 +25,7 @@ class Outcome:
         words: the change; empty for the unchanged settings.
         value: the task's metric; NaN if the change could not be tried.
         won: the loss against FP32 that the change removes, see `Metric.loss`.
-        sqnr_db: SQNR of the output; infinite if it equals that of FP32.
+        sqnr_db: SQNR of the output; infinite if the output equals FP32's, NaN if not tried.
         won_db: the gain in SQNR over the unchanged settings; minus infinite if not tried.
         p_value: p-value of the task's paired test against the unchanged settings; None without such
             a test.
@@ -44,7 +44,7 @@ class Outcome:
     def refusal(self) -> str:
         """The change and the reason why it could not be tried.
 
-        A reason that begins with the change's key stands alone.
+        If the reason begins with the change's key, the result is the reason.
         """
         key, _, _ = self.words.partition("=")
         if self.reason.startswith(f"{key}="):

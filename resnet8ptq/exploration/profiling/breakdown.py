@@ -107,7 +107,11 @@ class Breakdown:
         return f"{first} {second}."
 
     def to_metrics(self, infix: str) -> dict[str, float]:
-        """Return times summed by kind and by operator, by MLflow name."""
+        """Return times summed by kind and by operator, and the saved time, by name.
+
+        Args:
+            infix: part of each name, which tells batch sizes apart.
+        """
         metrics = {
             f"conversions{infix}_ms": self.conversions_ms,
             f"integer{infix}_ms": self.total_ms("integer"),

@@ -21,6 +21,8 @@ from resnet8ptq.exploration.profiling.breakdown import Breakdown, ProfileResult
 def analyse(settings: Settings, folder: Path, run: Recorder) -> ProfileResult:
     """Quantize and reload a model; time whole runs, then every node, of the model and of FP32.
 
+    Write and print the result.
+
     Args:
         settings: the run's settings; `latency` sets repeats, threads and batch size.
 

@@ -28,7 +28,7 @@ def write_profile(folder: Path, config: RunConfig, result: ProfileResult) -> Non
 
 
 def to_csv(breakdowns: Sequence[Breakdown]) -> str:
-    """Return one line for each node, in order of execution; times in ms for a batch."""
+    """Return a CSV with a line for each node, in order of execution; times in ms for a batch."""
     rows: list[list[object]] = [
         ["batch_size", "model", "place", "node", "operator", "kind", "ms", "share"]
     ]
@@ -79,6 +79,7 @@ def _rows(breakdown: Breakdown) -> list[list[object]]:
 
 
 def _notes(breakdown: Breakdown) -> list[str]:
+    """Return notes on conversions, on nodes in float, and on a profiler that adds much time."""
     number = breakdown.count("conversion")
     notes = [f"conversions: {breakdown.conversions_ms:.3f} ms in {number} nodes"]
 

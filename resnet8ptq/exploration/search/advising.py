@@ -78,7 +78,11 @@ def _print_steps(properties: Sequence[str], settings: Sequence[str]) -> None:
 
 
 def _check(words: Sequence[str]) -> list[str]:
-    """Return the settings for the printed commands, checked as by `resnet8ptq run`."""
+    """Return the settings for the printed commands, checked as by `resnet8ptq run`.
+
+    Raises:
+        ConfigError: a setting is wrong, or the advice chooses it.
+    """
     # A word without a key names the network
     conf = folders.find_conf()
     own = folders.find_own_conf(Path.cwd())

@@ -1,6 +1,6 @@
-"""Configurations to try or to avoid, from the CPU's flags and the network's operators alone.
+"""Configurations to try or to avoid, and steps of `ship`, from CPU and network, without a run.
 
-Most come from the backends' own modules, see `backends.advice`.
+Most configurations come from the backends' modules, see `backends.advice`.
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -50,8 +50,9 @@ def sweeps(
     Backends with the same settings share a command.
 
     Args:
-        settings: the user's own words, such as the data.
+        settings: the user's words for each command, such as the data.
     """
+    # Collect the backends of each set of settings
     chosen: dict[str, list[str]] = {}
     for backend in BACKENDS.values():
         if not backend.advice or _find_lacking(backend, network):
@@ -89,6 +90,8 @@ def steps(properties: Sequence[str], backend: str = "onnx") -> list[tuple[str, s
     )
     first = {word.partition("=")[0]: word for word in step_table.start(seen).settings}
     seen = replace(seen, settings=first)
+
+    # List the steps in their order
     listed = []
     for name in step_table.order(properties, "fastest"):
         for proposal in step_table.propose(name, seen):

@@ -20,7 +20,7 @@ class NetworkFacts:
 
     Attributes:
         properties: see `network_properties`.
-        nodes: names of the nodes; if an error names one, the next step leaves it in float.
+        nodes: names of the nodes; if an error names one, the next step may leave it in float.
         onnx_path: the FP32 file.
         reported: number of test samples.
         untuned: the reason why the training samples cannot be scored, so that no step can choose
@@ -35,7 +35,7 @@ class NetworkFacts:
 
 
 def read_network_facts(settings: Settings) -> NetworkFacts:
-    """Convert the network and read the data; the jobs find the converted network in the cache.
+    """Return the facts of the converted network, which the jobs find in the cache, and its data.
 
     Raises:
         PtqError: network or data cannot be read, or do not fit each other.

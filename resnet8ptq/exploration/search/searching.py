@@ -25,9 +25,9 @@ SKIPPED = "skipped"  # the status of a step without time, or with settings in co
 DIAGNOSIS = "diagnosis"
 FEWER_BITS = "fewer bits"
 CONFIRM = "confirm"
-SAME_SIZE = 1.03  # ratio of sizes that count as equal
-SAME_NOISE = 1.25
-FEWEST = 0.35  # share of the bytes with 8 bits, as 2 or 3 bits for each weight give
+SAME_SIZE = 1.03  # largest ratio of sizes that count as equal
+SAME_NOISE = 1.25  # largest ratio of noises that count as equal
+FEWEST = 0.35  # least budget, as a share of the bytes with 8 bits: about 3 bits for each weight
 _EXCLUDE = "nodes_to_exclude"
 _MIXED = "method=mixed"
 # Keys of a step, and the user's settings that would have no effect beside these keys
@@ -45,9 +45,9 @@ class Asked:
         limit: the largest loss that passes, in the unit of the loss.
         fixed: the user's settings by key, see `find_fixed`; no step changes them.
         exact_sums: whether this CPU sums 8-bit products exactly.
-        properties: properties of the network, see `network_properties`; empty if not known yet.
+        properties: properties of the network, see `network_properties`; empty if none is known.
         nodes: names of the network's nodes, which an error may name.
-        reported: largest number of samples on which a winner is reported; 0 if unknown.
+        reported: largest number of samples on which a model is confirmed; 0 if unknown.
         untuned: the reason why no step can choose settings by training samples; empty if steps can.
     """
 
@@ -70,8 +70,8 @@ class Step:
         kind: a name in `step_table`, or `DIAGNOSIS`, `FEWER_BITS` or `CONFIRM`.
         settings: the step's settings by key, as typed, without the user's settings.
         why: the reason for the step, in one line.
-        words: the settings to print: those that the step changes, or all of them for a
-            confirmation and a plainer step.
+        words: the settings to print: those that the step changes; for a confirmation and a plainer
+            step, see `say`.
         cost: expected time, relative to the plain run.
     """
 
@@ -98,7 +98,7 @@ class Step:
 
     @property
     def is_mixed(self) -> bool:
-        """Whether some layers are dynamic, so that diagnosis and bits by layer do not apply."""
+        """Whether some layers are dynamic, so that neither diagnosis nor bits by layer apply."""
         return self.settings.get("method") == _MIXED
 
     @property
@@ -111,14 +111,16 @@ class Step:
 class Tried:
     """A step with its outcome and measurements.
 
-    A confirmation is measured on the reported samples, other steps on the selection samples.
+    A confirmation is measured on the reported samples, a diagnosis on training samples, and other
+    steps on the selection samples.
 
     Attributes:
-        status: ok, unsupported, failed or skipped, with `reason`.
+        status: ok, unsupported, failed, killed or skipped, with `reason`.
         doubt: the reason to doubt FP32 itself, which makes every verdict void; empty without doubt.
         loss: loss against FP32, in the unit of the limit; NaN if it was not measured.
-        error: half of the loss's 95% interval; 0 if unknown.
-        within: whether the samples prove that the loss is within the limit.
+        error: half of the width of the loss's 95% interval; 0 if unknown.
+        within: whether the samples prove that the loss is within the limit, and the model has no
+            fault, see `verdicts.find_fault`.
         refuted: whether a run on the reported samples failed to prove that the model passes.
         noise: distance of the outputs from those of FP32, the criterion between models of equal
             loss.
@@ -203,7 +205,7 @@ class Tried:
 
     @property
     def passes(self) -> bool:
-        """Whether the step has a model that is proven to be within the limit."""
+        """Whether the step has a model that is `within` the limit and not `refuted`."""
         return self.measured and self.within and not self.refuted
 
     @property
@@ -257,8 +259,8 @@ def closest(tried: Sequence[Tried]) -> Tried:
 def passing(tried: Sequence[Tried]) -> list[Tried]:
     """Return the models that pass and save bytes or time, see `Tried.saves`.
 
-    A model that is not clearly quieter than each refuted one is left out: it may pass on the
-    selection samples only by chance, as the refuted one did.
+    A model that is not clearly quieter than each refuted one is left out, because it may also pass
+    on the selection samples only by chance.
     """
     winners = []
     for trial in tried:
@@ -270,9 +272,9 @@ def passing(tried: Sequence[Tried]) -> list[Tried]:
 def rank(asked: Asked, tried: Sequence[Tried]) -> list[Tried]:
     """Return the models in the order of confirmation.
 
-    These are the models of `passing`, ordered by the goal. If there are none, the models that may
-    still pass on the reported samples are returned: the closest to FP32 first, those that save
-    nothing last.
+    These are the models of `passing`, ordered by the goal. If there are none, these are the models
+    that may still pass on the reported samples, with the closest to FP32 first. Those that save
+    neither bytes nor time come last.
     """
     first = passing(tried)
     if not first:
@@ -285,7 +287,7 @@ def rank(asked: Asked, tried: Sequence[Tried]) -> list[Tried]:
 
 
 def _find_hopeful(tried: Sequence[Tried]) -> list[Tried]:
-    """Return the models that may pass on the reported samples.
+    """Return the measured models that may pass on the reported samples.
 
     Refuted models are left out, and those that neither pass nor are clearly quieter than each
     refuted one.
@@ -311,7 +313,7 @@ def _find_diagnosis(tried: Sequence[Tried]) -> Tried | None:
 
 
 def _by_saving(tried: Sequence[Tried]) -> list[Tried]:
-    """Return the models by closeness to FP32, those that save nothing last."""
+    """Return the models by closeness to FP32; those that save neither bytes nor time come last."""
     saving = []
     others = []
     for trial in tried:
@@ -333,6 +335,7 @@ def _of_backend(tried: Sequence[Tried], backend: str) -> list[Tried]:
 
 
 def _by_closeness(tried: Sequence[Tried]) -> list[Tried]:
+    """Return the models in the order in which `closest` chooses them."""
     left = list(tried)
     ordered = []
     while left:
@@ -388,9 +391,13 @@ def _next_of_backend(asked: Asked, backend: str, own: Sequence[Tried]) -> list[S
     if plainer:
         return plainer
 
-    # Then end the search, or change the best model so far
-    if asked.goal != "best" and passing(own):
-        return _find_smaller(asked, backend, own) if asked.goal == "smallest" else []
+    # Once a model passes, only `smallest` and `best` go on
+    if asked.goal == "fastest" and passing(own):
+        return []
+    if asked.goal == "smallest" and passing(own):
+        return _find_smaller(asked, backend, own)
+
+    # Change the best model so far, by the first kind with an untried step
     for position, name in enumerate(names):
         if name in starts:
             continue
@@ -431,13 +438,17 @@ def _propose(
         changed = closest(static).settled_step
         base = changed.settings
     seen = _see(asked, backend, own, changed)
+
+    # Make the steps that the user's settings allow; a diagnosis comes before its answers
     steps = []
     for proposal in step_table.propose(name, seen):
         # The start, plain 8 bits, has no main setting that could be fixed
         if name == START or not _is_fixed(asked, proposal):
             steps.append(_step(asked, base, kind=name, proposal=proposal))
     if name == ANSWERS and changed is not None:
-        steps = _diagnose(asked, own, changed) or steps
+        diagnosis = _diagnose(asked, own, changed)
+        if diagnosis:
+            steps = diagnosis
     return _untried(steps, own)
 
 
@@ -452,10 +463,10 @@ def _find_plainer(asked: Asked, own: Sequence[Tried], starts: Sequence[str]) -> 
 
 
 def _make_plainer(asked: Asked, failed: Tried) -> list[Step]:
-    """Return the step with the node in float that an error names, or with a plainer setting.
+    """Return the step with the node in float that an error names, or else with a plainer setting.
 
-    The list is empty if neither exists. A failed trial may have any cause; the reason of another
-    one names the setting to blame.
+    The list is empty if neither exists. In a failed trial, any setting may be at fault. In another
+    one, such as an unsupported one, the reason must name the setting.
     """
     step = failed.step
     kept = dict(step.settings)
@@ -477,7 +488,7 @@ def _make_plainer(asked: Asked, failed: Tried) -> list[Step]:
 
 
 def _find_named(asked: Asked, failed: Tried) -> str:
-    """Return the first node that an error names and that can be left in float; empty if none."""
+    """Return the first node that an error names and that can be left in float, or empty text."""
     if failed.status != "failed" or _EXCLUDE in asked.fixed or not failed.step.is_static:
         return ""
     named = set(re.findall(r"[^\s'\"(),;:]+", failed.reason))
@@ -490,6 +501,7 @@ def _find_named(asked: Asked, failed: Tried) -> str:
 
 
 def _excluded(settings: Mapping[str, str]) -> list[str]:
+    """Return the nodes that settings list in `nodes_to_exclude`; empty for `auto`."""
     if _EXCLUDE not in settings:
         return []
     value = words.parse(settings[_EXCLUDE]).value()
@@ -518,7 +530,7 @@ def find_fallbacks(asked: Asked, tried: Sequence[Tried], backend: str) -> list[S
 
 
 def _find_smaller(asked: Asked, backend: str, own: Sequence[Tried]) -> list[Step]:
-    """Return the untried steps with fewer than 8 bits for each weight."""
+    """Return the next step with fewer than 8 bits for each weight; empty without one."""
     four = _propose(asked, backend, own, name="weights_in_4_bits", before=())
     return four or _narrow(asked, own)
 
@@ -531,10 +543,10 @@ def _closest_that_saves(measured: Sequence[Tried]) -> Tried:
 def loses_nothing(asked: Asked, best: Tried) -> bool:
     """Return whether a model loses nothing, or at most half of the limit on too few samples.
 
-    Too few samples cannot show that a change of settings helps, so most steps that cost bytes or
-    speed are left out after such a model. A refuted model, or one with noise above the limit,
-    counts as losing more: at a KL divergence of 0.02, 100 samples showed no loss, but 800 others a
-    loss of 1.1 points.
+    Too few samples cannot show that a change of settings helps. After such a model, most steps that
+    cost bytes or speed are therefore left out. A refuted model, or one with noise above the limit,
+    counts as losing more. For example, a model with a KL divergence of 0.02 showed no loss on 100
+    samples, but a loss of 1.1 points on 800 others.
     """
     is_quiet = best.noise <= asked.limit and not best.refuted
     # Samples that hardly change have a small error, but too few of them prove nothing
@@ -545,7 +557,7 @@ def loses_nothing(asked: Asked, best: Tried) -> bool:
 
 
 def _find_properties(asked: Asked, own: Sequence[Tried]) -> tuple[str, ...]:
-    """Return the properties of the network and of its loss, as far as they are known."""
+    """Return the properties of the network and, after a diagnosis, of its loss, if known."""
     known = asked.properties
     measured = _measured(own)
     if not known and measured:
@@ -583,9 +595,9 @@ def _see(asked: Asked, backend: str, own: Sequence[Tried], changed: Step | None)
 
 
 def _read_findings(text: str) -> tuple[tuple[str, Change], ...]:
-    """Return the first change against each finding, by the finding's name; at most three.
+    """Return the names of at most three findings, each with the first change against it.
 
-    Changes of the calibration are left out, because other steps try them.
+    A finding whose first change is another calibration is left out, because other steps try it.
     """
     pairs = []
     for finding in json.loads(text):
@@ -638,7 +650,8 @@ def _narrow(asked: Asked, own: Sequence[Tried]) -> list[Step]:
     """Return the step with the next budget of bytes; empty if there is none.
 
     `precision.plan=auto` finds the bits of each layer for the budget, and rounding is learned.
-    There is no such step if the user sets a plan or a budget.
+    There is no such step if the user sets a plan or a budget, if the backend stores no weights
+    below 8 bits, or without a passing model of 8 bits.
     """
     if {"precision.plan", "precision.max_bytes"} & {*asked.fixed}:
         return []
@@ -673,7 +686,7 @@ def _narrow(asked: Asked, own: Sequence[Tried]) -> list[Step]:
 
 
 def _find_budget(own: Sequence[Tried], best: Tried) -> float | None:
-    """Return the next budget of bytes; None if one was skipped, or if the bounds about meet.
+    """Return the next budget of bytes; None if a budget was skipped, or the bounds about meet.
 
     The upper bound is the size of the smallest model that passes. The lower bound is the largest
     budget whose model does not pass, and at least `FEWEST` of the size of `best`.
@@ -713,7 +726,8 @@ def _budget(step: Step) -> float:
 def _base(asked: Asked, backend: str) -> dict[str, str]:
     """Return the settings that the plain steps of a backend share."""
     settings = {"backend": f"backend={backend}", "evaluate.split": "evaluate.split=choice"}
-    # Networks with matrix products or recurrent layers may have several starts
+
+    # Latencies matter only with several backends or starts, which these properties may add
     has_starts = not {PRODUCTS, RECURRENT, BESIDE}.isdisjoint(asked.properties)
     several = len(asked.backends) > 1 or has_starts
     compares = asked.goal == "fastest" and several  # the confirmation compares latencies
@@ -732,7 +746,7 @@ def _step(asked: Asked, base: Mapping[str, str], kind: str, proposal: Proposal) 
 
 
 def _is_fixed(asked: Asked, proposal: Proposal) -> bool:
-    """Return whether the user's settings exclude the first, main setting of a proposal."""
+    """Return whether `_keeps` holds for the first setting of a proposal, its main one."""
     return _keeps(asked, _key(proposal.change.settings[0]))
 
 

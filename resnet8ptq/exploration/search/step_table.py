@@ -1,8 +1,8 @@
 """The table of the search's steps, with settings, reason, cost and rules.
 
 The search (`searching`) tries the steps by rank; it adds the diagnosis and the budgets of bytes
-itself. The diagnosis suggests some steps against its findings, and `advise` lists those for a
-network. Costs are first guesses of the time relative to the plain run, see studies/ship.md.
+itself. A diagnosis also suggests changes from here, and `advise` lists the steps for a network.
+Costs are first guesses of the time relative to the plain run, see studies/ship.md.
 """
 
 from collections.abc import Mapping, Sequence
@@ -52,20 +52,20 @@ class StepKind:
         why: the reason to try the step, in one line; `{finding}` stands for a finding of the
             diagnosis.
         cost: expected time, relative to the plain run.
-        needs: properties of the network, one of which must hold; empty for any network.
+        needs: properties (`Seen.properties`), one of which must hold; empty for any network.
         capability: an attribute of the backend's `Search` that must hold; empty for any backend.
         goals: the goals for which the step is tried.
-        moved: other positions, by the property of the network that moves the step.
-        reasons: other reasons, by the property of the network that gives them.
-        plain: whether the step starts from the default settings; other steps change the best static
-            model.
+        moved: earlier positions, by the property that moves the step.
+        reasons: other reasons, by the property that gives them.
+        plain: whether the step starts from the default settings; other steps change the static
+            model closest to FP32.
         only_8_bits: whether the step does not apply with 16-bit activations.
         free: whether the step changes neither the bytes nor the speed of a model.
         part: the fraction of its expected time that must be left for the step to begin; below 1
             only for steps that stop at the deadline with the best result so far.
         drops_corrections: whether the step switches off the corrections of the model that it
-        changes.
-        needs_classes: whether the labels must be classes.
+            changes.
+        needs_classes: whether the task must be classification.
     """
 
     name: str
@@ -91,14 +91,14 @@ class StepKind:
         return self.rank < 10
 
     def find_rank(self, properties: Sequence[str]) -> int:
-        """Return the position for a network with these properties."""
+        """Return the position for a network and its loss with these properties."""
         rank = self.rank
         for name in properties:
             rank = min(rank, self.moved.get(name, rank))
         return rank
 
     def find_reason(self, properties: Sequence[str]) -> str:
-        """Return the reason for a network with these properties."""
+        """Return the reason for a network and its loss with these properties."""
         for name in properties:
             if name in self.reasons:
                 return self.reasons[name]
@@ -106,7 +106,7 @@ class StepKind:
 
     @property
     def change(self) -> Change:
-        """The settings as a change."""
+        """The settings as a change, with the gaps of `settings` unfilled."""
         return change(self.settings)
 
 
@@ -159,7 +159,7 @@ STEPS = (
         rank=20,
         settings="corrections.equalization=true",
         why="channels of very different ranges share a scale: layers can be equalized",
-        needs=(UNEQUAL,),  # other networks need only scales per channel, and may lose
+        needs=(UNEQUAL,),  # in other networks, equalization may increase the loss
         free=True,
     ),
     _calibrate_by("minmax"),
@@ -288,8 +288,8 @@ STEPS = (
     ),
 )
 
-# Plainer settings for a first step that fails, in the order in which they are tried: the value to
-# replace, the replacement, and the reason. A setting of a model that was measured is not at fault.
+# Plainer settings for a start that fails, in the order in which they are tried: the setting to
+# replace, the replacement, and the reason.
 PLAINER = (
     ("slim=true", "slim=false", "the file with all its parts"),
     ("format=auto", "format=qdq", "the plainer file format"),
@@ -310,8 +310,8 @@ class Seen:
         properties: properties of the network, see `network_properties`, and of the loss: whether
             `WEIGHTS` or `ACTIVATIONS` cost more.
         settings: settings of the user and of the model that the step changes, by key.
-        findings: the name of each finding of a diagnosis, with the change against it.
-        classifies: whether the labels are classes.
+        findings: the names of findings of a diagnosis, each with the change against it.
+        classifies: whether the task is classification; True if it is not known yet.
     """
 
     backend: str
@@ -339,7 +339,7 @@ class Seen:
 
 @dataclass(frozen=True)
 class Proposal:
-    """A change to try, and the reason."""
+    """A change to try, the reason, and the expected time relative to the plain run."""
 
     change: Change
     why: str
@@ -347,7 +347,7 @@ class Proposal:
 
 
 def order(properties: Sequence[str], goal: str) -> list[str]:
-    """Return the names of the kinds of steps in the order in which they are tried."""
+    """Return the names of the kinds of steps for a goal, in the order in which they are tried."""
     rows = [row for row in STEPS if goal in row.goals]
     rows.sort(key=lambda row: row.find_rank(properties))
     return list(dict.fromkeys(row.name for row in rows))
@@ -359,7 +359,7 @@ def find_rows(name: str) -> list[StepKind]:
 
 
 def propose(name: str, seen: Seen) -> list[Proposal]:
-    """Return the changes of a kind of step; empty if no row of the kind applies."""
+    """Return the changes of a kind of step that apply and change a setting; empty without any."""
     proposals = []
     for row in find_rows(name):
         if _applies(row, seen):
@@ -379,6 +379,7 @@ def _applies(row: StepKind, seen: Seen) -> bool:
 
 def _propose(row: StepKind, seen: Seen) -> list[Proposal]:
     why = row.find_reason(seen.properties)
+    # The settings of the start and of the answers are not in the table
     if row.name == START:
         if seen.is_wide:
             why = "8-bit weights, 16-bit activations"
@@ -411,7 +412,7 @@ def _propose(row: StepKind, seen: Seen) -> list[Proposal]:
 
 
 def start(seen: Seen) -> Change:
-    """Return the settings of the plain run of a backend, with scales per channel.
+    """Return the settings of the plain run of a backend.
 
     The backend's descriptor has the settings for 8 bits; `reduce_range=true` joins them if its
     16-bit sums saturate on this CPU. With 16-bit activations, only calibration and scales are set.
@@ -425,7 +426,7 @@ def start(seen: Seen) -> Change:
     return Change(settings)
 
 
-# The faults that `exploration.tensors.findings` reports; `answer` has the settings against them.
+# The faults that `exploration.tensors.findings` reports; `answer` has settings against most.
 CLIPPED = "clipped activation"
 SATURATED = "saturated sum"
 INEXACT_KERNEL = "inexact kernel"
@@ -497,7 +498,7 @@ def usual(config: RunConfig, worst: Sequence[str]) -> list[Change]:
     """Return the changes that every diagnosis tries, even without a finding.
 
     Args:
-        worst: nodes of the layer whose own loss is largest; empty if unknown.
+        worst: nodes of the layer whose own error is largest; empty if unknown.
     """
     changes = [] if config.per_channel else [PER_CHANNEL]
     for name in ("percentile", "minmax"):

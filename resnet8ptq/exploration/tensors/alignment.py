@@ -3,11 +3,11 @@
 Files of different formats may differ in names, in layouts, and in the order of parallel branches.
 The values of a broken file are wrong after its fault. Tensors are therefore matched in three steps:
 
-1. by equal names and sizes; steps 2 and 3 follow only if less than half of the file's tensors
-   match;
-2. by values: two tensors that are near, and nearer to each other than to any other. Fingerprints
-   without a layout choose the candidates;
-3. by the order of the others, whose values may be wrong: the alignment with the largest sum of
+1. By equal names and sizes. Steps 2 and 3 follow only if less than half of the file's tensors
+   match.
+2. By values: two tensors that are near, and nearer to each other than to any other. Fingerprints
+   without a layout choose the candidates.
+3. By the order of the others, whose values may be wrong: the alignment with the largest sum of
    scores (Needleman and Wunsch, 1970, with gaps that cost nothing). An error spreads to all later
    tensors. Only pairs after the last pair of steps 1 and 2 may therefore have unlike values.
    Earlier pairs need values that are somewhat alike.
@@ -25,11 +25,11 @@ Matrix = NDArray[np.float64]
 Pairs = dict[int, int]  # from the index of a tensor of FP32 to the index in the other file
 
 QUANTILES = np.linspace(0, 1, 17)
-KEPT_NAMES = 0.5  # share of tensors with the network's names, from which names alone decide
+KEPT_NAMES = 0.5  # share of the file's tensors matched by name, from which names alone decide
 ALIKE = 0.8  # least similarity of candidates
 NEAR = 0.5  # least nearness: the difference has half of the signal's magnitude (6 dB)
 SOMEWHAT = 0.4  # least similarity of values that may have a wrong scale or bias
-SURE = 4.0  # ratio of errors by which another layout must be better
+SURE = 4.0  # ratio of squared errors by which another layout must be better
 SHAPED = 0.1  # score of equal sizes, for which position decides
 
 
@@ -93,14 +93,17 @@ def _find_similarity(fp32: Sequence[Fingerprint], other: Sequence[Fingerprint]) 
 def _compare(wanted: Matrix, others: Matrix) -> Matrix:
     """Return the similarity of quantiles [samples, quantiles] with [others, ...], from 0 to 1.
 
-    The similarity is the mean of three values: nearness; correlation, which a wrong scale or bias
-    leaves unchanged; and the share of equal signs, which tells the output of a ReLU from its input.
+    The similarity is the mean of three values. Nearness is the first. The second is correlation,
+    which a wrong scale or bias leaves unchanged. The third is the share of equal signs, which tells
+    the output of a ReLU from its input.
     """
     size = np.linalg.norm(wanted)
     distances = np.linalg.norm(others - wanted, axis=(1, 2))
     near = (distances == 0).astype(float)
     if size:
         near = np.clip(1 - distances / size, 0, 1)
+
+    # Constant values have no correlation
     centred = wanted - wanted.mean()
     others_centred = others - others.mean(axis=(1, 2), keepdims=True)
     products = (others_centred * centred).sum(axis=(1, 2))
@@ -191,9 +194,9 @@ def _align(scores: Matrix) -> list[tuple[int, int]]:
 def find_axes(fp32: Array, other: Array) -> tuple[int, ...] | None:
     """Return the transposition that gives `other` the layout of `fp32`.
 
-    None if no order of the axes fits, or if there are more than 5. Axes of size 1 do not count, see
-    `arrange`. If several orders fit, the one with the nearest values is returned. The unchanged
-    order is preferred, unless another one leaves at most a quarter of its squared error.
+    Returns None if no order of the axes fits, or if there are more than 5. Axes of size 1 do not
+    count, see `arrange`. If several orders fit, the one with the nearest values is returned. The
+    unchanged order is preferred, unless another one leaves at most a quarter of its squared error.
 
     Args:
         fp32, other: values of one sample [1, ...], or weights.
@@ -202,6 +205,8 @@ def find_axes(fp32: Array, other: Array) -> tuple[int, ...] | None:
     packed = np.squeeze(other)
     if packed.ndim > 5:
         return None  # more orders than are worth trying
+
+    # Try every order of the axes
     fitting = []
     errors = []
     for axes in itertools.permutations(range(packed.ndim)):
@@ -223,7 +228,8 @@ def find_axes(fp32: Array, other: Array) -> tuple[int, ...] | None:
 def find_nearness(fp32: Array, other: Array) -> float:
     """Return 1 - |difference| / |fp32| of one sample in the best layout, at least 0.
 
-    The nearness is 0 if no layout fits.
+    The nearness is 0 if no layout fits. If FP32's values are all 0, it is 1 for equal values, and
+    else 0.
     """
     axes = find_axes(fp32, other)
     if axes is None:

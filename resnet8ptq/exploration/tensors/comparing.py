@@ -1,8 +1,9 @@
 """Compares the matched tensors of a quantized file with FP32, and explains the noisiest layers.
 
-Both networks run on the same samples, one by one. Each matched tensor has two SQNRs: one against
-FP32, with all errors so far; and one of its layer alone, for which FP32 computes the layer from the
-file's values of the layer's inputs. `findings` looks for faults in all measurements.
+Both networks run on the same samples, one by one. Each matched tensor has two SQNRs. The first
+compares it with FP32, with all errors so far. The second is that of its layer alone: FP32 computes
+the layer from the file's values of the layer's inputs. `findings` looks for faults in all
+measurements.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -94,14 +95,15 @@ class ComparedTensor:
         own: noise of the file's values against those that FP32 computes from the file's values of
             the layer's inputs.
         kernels: noise of the runtime's kernels against the file's definition, with all errors so
-        far.
+            far.
         off: the number of values, of `count`, where kernels and definition differ by more than
             `OFF_LEVELS` levels.
         most_off: the largest difference of kernels and definition, in levels.
         spread: FP32's values, with the noise of rounding them to the file's levels.
         clipped: the part of the noise in `spread` from values beyond the range by more than half a
             step; `beyond` counts such values.
-        parts: for a Concat or Add, the values of each input, rounded with this tensor's step.
+        parts: for a Concat or Add, the values of each input by name, with the noise of rounding
+            them with this tensor's step.
         channels: the ends of each channel [4, channels]: lowest and highest that FP32 computes from
             the file's tensors before it, lowest and highest in the file; empty without channels, or
             if their number differs between samples.
@@ -155,7 +157,7 @@ class ComparedTensor:
 
     @property
     def limit(self) -> float:
-        """The largest magnitude in the file's range; 0 if the file does not round it."""
+        """The largest magnitude in the file's range; 0 if the file does not round the tensor."""
         levels = self.levels
         return 0.0 if levels is None else max(-levels.low, levels.high)
 
@@ -221,10 +223,13 @@ class ComparedTensor:
         self._add_channels(alone, file)
 
     def _add_channels(self, alone: Array, file: Array) -> None:
+        """Add the ends of the channels of a sample to `channels`."""
         if alone.ndim < 2 or not alone.size:
             return
         is_image = alone.ndim == 4 or "Conv" in self.operator
         axis = 1 if is_image else alone.ndim - 1  # the axis of the channels
+
+        # Lowest and highest value of each channel; even rows are lowest
         others = tuple(other for other in range(alone.ndim) if other != axis)
         ends = np.stack([alone.min(others), alone.max(others), file.min(others), file.max(others)])
         if self.count == alone.size:  # the first sample
@@ -272,7 +277,7 @@ class TensorComparison:
 
     @property
     def unmatched(self) -> int:
-        """The number of FP32's tensors without a match in the file."""
+        """The number of float tensors that FP32 computes and that have no match in the file."""
         computed = [tensor for tensor in self.tensors if tensor.operator]
         return len(self.operators) - len(computed)
 
@@ -303,7 +308,7 @@ class TensorComparison:
 
     @property
     def faulty(self) -> ComparedTensor | None:
-        """The costliest layer if it is faulty, else the noisiest with a certain fault, if any."""
+        """The costliest layer if it is faulty; else the noisiest with a certain fault, or None."""
         if self.costliest.is_faulty:
             return self.costliest
 
@@ -354,6 +359,7 @@ def compare_tensors(
         run_kernels: returns the tensors as the runtime's kernels compute them; None if the runtime
             does not give them.
     """
+    # Match the tensors by a few samples
     exact = _Fp32(fp32, threads)
     split = split.spaced(SAMPLES)
     first = split.take(np.arange(min(MATCHED, len(split))))
@@ -410,10 +416,10 @@ def _explain(
             faulty.append(number)
         if _has_other_bias(compared):
             biased.append(number)
-    runs = [_run_beside(exact, run, pairs, batch) for batch in batches]
-
-    # Start with the costliest; join only samples of one length
     explained = [worst, *faulty[: EXPLAINED - 1], *biased[:EXPLAINED]]
+
+    # Join the values of samples of one length
+    runs = [_run_beside(exact, run, pairs, batch) for batch in batches]
     for number in dict.fromkeys(explained):
         wanted: list[Array] = []
         got: list[Array] = []
@@ -445,6 +451,7 @@ def _explain(
 
 
 def _has_other_bias(compared: ComparedTensor) -> bool:
+    """Return whether the file's biases differ from FP32's by more than rounding."""
     if compared.biases is None:
         return False
     ours, theirs = compared.biases
@@ -562,7 +569,8 @@ class _Fp32:
     """The FP32 network: its tensors, and each layer alone.
 
     Attributes:
-        names: the float tensors that `run` returns, the inputs first.
+        names: the float tensors that `run` returns: first all, inputs before others; after `keep`,
+            those that were named.
         operators: the operator of each tensor that a node computes.
     """
 
@@ -583,10 +591,10 @@ class _Fp32:
         self._alone = session  # until `keep` cuts the graph
 
     def behind_activation(self, row: int, taken: Collection[int], inner: Inner) -> int:
-        """Return the index of a tensor, or of its activation if the file's values are not negative.
+        """Return the index of a tensor, or of the activation after it that the file has fused.
 
         A quantizer removes a ReLU if the range of the tensor starts at 0; the tensor keeps the
-        layer's name.
+        layer's name. A range without negative values therefore belongs to the activation.
 
         Args:
             taken: indices of the tensors that have a match.
@@ -664,7 +672,7 @@ class _Fp32:
         return node
 
     def _find_weighted(self, node: onnx.NodeProto | None) -> onnx.NodeProto | None:
-        """Return the MatMul before an Add of its bias, which a file may fuse; else the node."""
+        """Return the layer before an Add of its bias, which a file may fuse; else the node."""
         if node is None or node.op_type != "Add":
             return node
         for name in node.input:
@@ -676,9 +684,10 @@ class _Fp32:
         return node
 
     def find_joins(self) -> dict[int, list[int]]:
-        """Return the outputs of Concat and Add with their inputs, as indices into `names`.
+        """Return the inputs of each output of a Concat or Add, as indices into `names`.
 
-        Outputs of fewer than two different inputs in `names` are left out.
+        Outputs with fewer than two different inputs in `names` are left out. The output may be that
+        of a fused activation after the node.
         """
         joins = {}
         for name, index in self._index.items():
@@ -701,7 +710,7 @@ class _Fp32:
         self._alone = self._open(cut_at(self._proto, self._made))
 
     def run(self, batch: NDArray[Any]) -> list[Array]:
-        """Return the tensors for a sample."""
+        """Return the tensors of `names` for a sample."""
         feeds: dict[str, Array] = feed(batch, self._inputs)
         return self._in_order(feeds, self._session.run(self._made, feeds))
 

@@ -1,5 +1,4 @@
-"""Explains the error of one layer: by its weights, its bias, the range and step of its output, a
-scale, a constant for each channel, or an order of channels.
+"""Explains the error of one layer, such as by wrong weights, a clipped range or a wrong scale.
 
 Most explanations are simple changes of the exact values. A change of bias, range or step must
 remove half of the noise; a scale, a constant or an order must leave less than a tenth.
@@ -19,7 +18,7 @@ Matrix = NDArray[np.float64]  # [channels, rest]
 LEFT = 0.1  # share of the noise, or of a largest difference, that does not count
 WEIGHTS_DB = 15.0  # weights of 8 bits have 30 dB or more
 NARROW_DB = 1.0  # weights of 4 bits have 10 to 20 dB, those of 2 bits about 3, other ones below 0
-NEAR_DB = 3.0
+NEAR_DB = 3.0  # an output this much noisier than the weights is still explained by them
 FEW = 10  # least number of values of a channel for an explanation
 FEW_WEIGHTS = 4  # the least number for weights, whose only noise is rounding
 NAMED = 5  # channels that an explanation lists
@@ -141,7 +140,7 @@ def _find_bias(exact: Array, actual: Array, ours: Array, theirs: Array) -> Layer
     """Return an explanation if FP32's bias would remove more than half of the noise.
 
     A different bias alone is not a fault, because a quantizer may correct it for the rounding of
-    the weights. A ReLU after the layer hides the bias where both are zero.
+    the weights. Where FP32 or the file has a zero, a ReLU after the layer may hide the bias.
     """
     if exact.ndim < 2:
         return None
@@ -149,7 +148,7 @@ def _find_bias(exact: Array, actual: Array, ours: Array, theirs: Array) -> Layer
     if not axes:
         return None
 
-    # Find the noise that is left with FP32's bias, where a ReLU does not hide it
+    # Find the noise that is left with FP32's bias, where no ReLU may hide it
     expected = _channels_first(exact, axes[0])
     got = _channels_first(actual, axes[0])
     seen = (expected != 0) & (got != 0)
@@ -234,6 +233,7 @@ def _find_factor(exact: Matrix, actual: Matrix, few: int = FEW) -> LayerExplanat
     Args:
         few: the least number of values with which a channel gets its own factor.
     """
+    # Fit one factor by least squares
     noise = np.square(actual - exact).sum()
     whole = (exact * actual).sum() / max(np.square(exact).sum(), np.finfo(float).tiny)
     if abs(whole - 1) > OFF and np.square(actual - whole * exact).sum() < LEFT * noise:
@@ -256,7 +256,7 @@ def _find_factor(exact: Matrix, actual: Matrix, few: int = FEW) -> LayerExplanat
 def _find_shift(exact: Matrix, actual: Matrix) -> LayerExplanation | None:
     """Return an explanation if the values differ by one constant in each channel.
 
-    A ReLU after the layer hides the constant where both are zero.
+    Where FP32 or the file has a zero, a ReLU after the layer may hide the constant.
     """
     seen = (exact != 0) & (actual != 0)
     counts = np.maximum(seen.sum(axis=1), 1)

@@ -19,18 +19,18 @@ from resnet8ptq.exploration.tensors.spread import Spread
 from resnet8ptq.tasks.scoring.distortion import KERNELS_DB
 
 LOW_DB = 20.0  # the noise has a hundredth of the signal's power; 8 bits usually have 30 dB or more
-UNLIKE = 64  # for ranges that differ 100 times, as octaves are known to a factor of 2
+UNLIKE = 64  # ratio of reaches that are powers of two, for ranges that differ about 100 times
 OUTLIER = 8  # ratio of the largest value to the octave that holds 99% of the values
 FEW_CHANNELS = 0.05  # largest share of the channels that counts as outliers
-JOINED_UNLIKE = 16
+JOINED_UNLIKE = 16  # ratio of the reaches of two inputs of a Concat or Add
 NAMED = 5  # channels that a finding lists
 LOST_LEVELS = 4  # levels that a channel must span to be visible in the file
 LOST_PART = 0.02  # the same span as a share of the largest value, if levels are not known
 WRONG_DB = 10.0  # SQNR of weights whose noise has a tenth of their power
-MOST = 0.7  # largest share of the layers
-OFF_SHARE = 1e-4  # largest share of a tensor's values
+MOST = 0.7  # share of layers with wrong weights, above which the file is of another training
+OFF_SHARE = 1e-4  # largest share of a tensor's values that exact kernels may compute differently
 FIXED = {"Softmax": 1 / 256, "Sigmoid": 1 / 256, "Tanh": 1 / 128}  # the steps that TFLite fixes
-NEAR = 0.02
+NEAR = 0.02  # relative difference of steps that count as equal
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Finding:
         return f"{self.name} in {where}: {self.meaning}"
 
     def to_entry(self) -> dict[str, object]:
-        """Return the finding for programs, with its worst tensor only."""
+        """Return the finding for programs, with its worst tensor only; empty without a tensor."""
         return {
             "name": self.name,
             "tensor": self.tensors[0] if self.tensors else "",
@@ -72,7 +72,7 @@ class Finding:
 
 
 def find_inexact_kernels(compared: TensorComparison) -> list[Finding]:
-    """Report kernels whose values differ from those that the file defines.
+    """Report tensors whose values by the kernels differ from those that the file defines.
 
     On x86 CPUs without VNNI, ONNX Runtime adds two products of uint8 and int8 into 16 bits (Intel,
     Intrinsics Guide, _mm256_maddubs_epi16). The largest sum, 2 * 255 * 127, does not fit.
@@ -99,14 +99,12 @@ def find_inexact_kernels(compared: TensorComparison) -> list[Finding]:
 
 
 def _is_inexact(tensor: ComparedTensor) -> bool:
-    """Return whether the kernels' noise is above that of rounding, and above the file's own
-    noise.
-    """
+    """Return whether the kernels add more noise than rounding, and than the file itself has."""
     return tensor.kernels.sqnr_db < min(KERNELS_DB, tensor.sqnr_db)
 
 
 def find_clipped(compared: TensorComparison) -> list[Finding]:
-    """Report ranges that are far narrower than FP32's values."""
+    """Report noisy tensors where most noise of rounding comes from values beyond the range."""
     clipped = []
     for tensor in _by_rounding(compared):
         is_low = tensor.spread.sqnr_db < LOW_DB
@@ -123,7 +121,7 @@ def find_clipped(compared: TensorComparison) -> list[Finding]:
 
 
 def find_explained(compared: TensorComparison) -> list[Finding]:
-    """Report the layers with an explained fault or an unexplained error, once for each kind."""
+    """Report the faulty layers by the kind of their explanation, such as an unexplained error."""
     kinds: dict[str, list[ComparedTensor]] = {}
     words: dict[str, str] = {}
     for tensor in sorted(compared.tensors, key=lambda tensor: tensor.own_db):
@@ -146,7 +144,7 @@ def find_explained(compared: TensorComparison) -> list[Finding]:
 
 
 def describe_other_weights(compared: TensorComparison) -> str:
-    """Return a cause as text if the weights of most layers differ from FP32's; else empty."""
+    """Return a cause as text if the weights of most layers are wrong; else empty."""
     wrong = []
     for weight in compared.weights:
         if weight.spread.sqnr_db < min(WRONG_DB, find_least_db(weight.rounded.dtype)):
@@ -178,7 +176,7 @@ def find_unlike_channels(compared: TensorComparison) -> list[Finding]:
 
 
 def _compare_reaches(weight: Weight) -> float:
-    """Return the largest reach of a channel over the smallest; 0 if no channel has one."""
+    """Return the largest reach of a channel over the smallest above 0; 0 without such channels."""
     reaches = [channel.reach for channel in weight.channels if channel.reach]
     if not reaches:
         return 0.0
@@ -195,7 +193,7 @@ def _weight_names(weights: Sequence[Weight]) -> tuple[str, ...]:
 
 
 def find_outlier_weight(compared: TensorComparison) -> list[Finding]:
-    """Report weights with values much larger than nearly all others of their channel."""
+    """Report weights with values much larger than 99% of the others, also in their channel."""
     hit = []
     for weight in sorted(compared.weights, key=lambda weight: weight.spread.bulk_db):
         # Large values that fill a channel are no outliers, see `find_unlike_channels`
@@ -255,7 +253,7 @@ def find_outlier_activations(compared: TensorComparison) -> list[Finding]:
 def _outlier_channels(tensor: ComparedTensor) -> list[int]:
     """Return the few channels that reach far beyond all others, the largest first.
 
-    At most `FEW_CHANNELS` of the channels count as few.
+    A share of at most `FEW_CHANNELS` of the channels counts as few.
     """
     peaks = np.abs(tensor.channels[:2]).max(axis=0)  # of the values that FP32 computes
     most = int(FEW_CHANNELS * len(peaks))
@@ -306,8 +304,9 @@ class _SmallInput:
 
 
 def find_unused_range(compared: TensorComparison) -> list[Finding]:
-    """Report ranges of which the values use only a small part, whether fixed by the format or
-    not.
+    """Report ranges, of noisy tensors or the costliest, of which the values use a small part.
+
+    Ranges that the format fixes are one kind of finding, all others are another.
     """
     fixed = []
     others = []
@@ -361,7 +360,7 @@ def find_dead_channel(compared: TensorComparison) -> list[Finding]:
 def _find_dead(tensor: ComparedTensor) -> NDArray[np.bool_]:
     """Return a mask of channels that are constant only in the file, but not clipped.
 
-    The mask is all False for an input, and where it would cover all channels.
+    The mask is all False for an input, and if it would cover all channels.
     """
     low, high, file_low, file_high = tensor.channels
     levels = tensor.levels
@@ -394,7 +393,8 @@ FINDERS: Sequence[Callable[[TensorComparison], list[Finding]]] = (
 def find_faults(compared: TensorComparison) -> list[Finding]:
     """Return at most one finding of each kind.
 
-    An unexplained error is left out if another finding names its worst tensor.
+    An unexplained error is left out if another finding names its worst tensor or the tensor's
+    weights.
     """
     findings: dict[str, Finding] = {}
     for finder in FINDERS:
@@ -436,7 +436,7 @@ def _report(
 
 
 def worst_layer(compared: TensorComparison) -> tuple[str, ...]:
-    """Return the node with the lowest SQNR alone; empty if only inputs are matched."""
+    """Return the name of the node with the lowest SQNR alone; empty if only inputs are matched."""
     layers = [tensor for tensor in compared.tensors if tensor.layer]
     if not layers:
         return ()

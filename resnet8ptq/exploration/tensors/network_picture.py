@@ -94,7 +94,7 @@ class Box:
 
     @property
     def line(self) -> str:
-        """The faults in the box; without faults, the operators, the most frequent first."""
+        """The faults in the box, or else the operators, most frequent first; cut if it is long."""
         listed = []
         for kind, count in Counter(node.op_type for node in self.nodes).most_common():
             listed.append(f"{count} {kind}" if count > 1 else kind)

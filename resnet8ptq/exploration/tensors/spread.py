@@ -15,9 +15,10 @@ _MIDDLE = 126  # the exponent of values from 0.5 to 1
 
 
 def power(values: NDArray[Any]) -> float:
-    """Return the sum of squares; NaN counts as 0, because masks of infinity differ by NaN.
+    """Return the sum of squares.
 
-    An infinity counts as the largest number of the dtype.
+    NaN counts as 0, because the difference of two equal infinities, as in masks, is NaN. An
+    infinity counts as the largest number of the dtype.
     """
     return float(np.square(np.nan_to_num(values), dtype=np.float64).sum())
 
@@ -62,8 +63,9 @@ class Noise:
     noise: float = 0.0
 
     def add(self, exact: Array, noisy: Array) -> None:
-        """Add values without and with noise; NaN or infinity in place of a number is infinite
-        noise.
+        """Add values without and with noise.
+
+        NaN or infinity in place of a number is infinite noise.
         """
         self.signal += power(exact)
         is_lost = bool((np.isfinite(exact) & ~np.isfinite(noisy)).any())
@@ -84,7 +86,7 @@ class Spread:
 
     Attributes:
         counts: number of values in each bin; zeros, subnormals, infinities and NaN are left out.
-        signal, noise: sums of squares of the values, and of the errors of their rounding.
+        signal, noise: sums of squares in each bin, of the values and of the errors of rounding.
         low, high: the ends of all values.
     """
 

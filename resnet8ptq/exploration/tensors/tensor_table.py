@@ -89,7 +89,7 @@ def write_comparison(
 
 
 def to_csv(compared: TensorComparison) -> str:
-    """Return a line for each tensor, then one for each layer's weights, in execution order.
+    """Return a CSV with a line for each tensor, then one for each layer's weights, in their order.
 
     `layer_sqnr_db` is the SQNR of the layer alone. `beyond_range` and `kernel_off` are fractions of
     the tensor's values.
