@@ -1,4 +1,4 @@
-"""`method=qat`: fine-tunes the network to reduce the quantization loss.
+"""`method=qat`: fine-tunes the network so that quantization costs less accuracy.
 
 A student with fake quantization learns from the FP32 network, on training samples. The result is a
 network with activation ranges, for every backend that takes ranges.
@@ -40,8 +40,9 @@ class QatSettings:
     Attributes:
         training: the settings `qat`, such as epochs and learning rate.
         calib: the calibration method of the initial ranges.
-        weights, activations: the grids of the run's backend.
-        float_output: whether the last layer's output stays in float.
+        weights, activations: the schemes of the run's backend.
+        selection: the settings and decisions that choose the nodes in float.
+        float_output: whether the outputs of the last layer and of all later nodes stay in float.
         seed: seed for the order, shifts and flips of the samples.
     """
 
@@ -65,13 +66,14 @@ def fine_tune(
 ) -> tuple[Fp32Model, dict[str, Range]]:
     """Return the fine-tuned network, and learned activation ranges by ONNX tensor name.
 
-    At the deadline, the result is that of the best epoch so far. The cache key leaves out the
-    backend's name, so backends with the same quantization share the result. After an interruption
-    or a deadline, the next call continues after the last complete epoch.
+    The result is the student after its best epoch; it may be the untrained one. The deadline ends
+    the training early. The cache key leaves out the backend's name, so backends with the same
+    quantization share the result. After an interruption or a deadline, the next call continues
+    after the last complete epoch.
 
     Args:
-        dataset: the data set; training uses its training samples, except held-out ones and
-            copies of test samples.
+        dataset: the data set; training uses its training samples without those of `held_out`, and
+            without copies of test samples.
         calibration: calibration samples for the initial ranges.
         held_out: held-out training samples for the choice of the epoch.
         log_point: called with each point of the curves, including points from the cache.
@@ -79,12 +81,12 @@ def fine_tune(
     Raises:
         UnsupportedError: the calibration method gives no ranges, the network cannot be converted
             to torch or does not end in softmax, or a layer cannot be trained.
-        ConfigError: `device` is `cuda`, and torch sees no GPU; or a setting names an unknown node.
+        ConfigError: `device` is `cuda`, and torch sees no GPU; or see `find_float_nodes`.
         QuantizationError: the loss is NaN or infinite, or no node is left to quantize.
     """
     from resnet8ptq.simulation.device import find_device
 
-    # All that the result depends on
+    # The cache key holds everything that the result depends on
     _check_calibration(settings)
     skipped = find_float_nodes(onnx.load(fp32.onnx_path).graph, settings.selection)
     device = find_device(runtime.device)

@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 PADDING = 4  # pixels around a picture, for the random crop
 POINTS = 10  # points of the loss curve in each epoch
-RANGE_RATE = 1.0  # rate of the ranges' logarithms, relative to the learning rate
+RANGE_RATE = 1.0  # rate of the logarithms of `log_growth`, relative to the learning rate
 VALIDATION_BATCH = 500
 
 Point = dict[str, float]  # a point of a curve: `step`, and metrics by name
@@ -53,7 +53,7 @@ class _State:
 
 @dataclass(frozen=True)
 class Trainer:
-    """A training: its fixed parameters, and the steps.
+    """A training with its settings, networks and samples.
 
     Attributes:
         threads: number of threads of torch.
@@ -79,8 +79,9 @@ class Trainer:
     device: torch.device
 
     def run(self) -> tuple[int, list[Point]]:
-        """Train the student and restore its best epoch; return the number of epochs and the curves.
+        """Train the student and restore its best state; return the number of epochs and the curves.
 
+        The best state has the smallest loss on held-out samples; it may be the untrained one.
         Epochs and curves include those before an interruption.
 
         Raises:
@@ -103,9 +104,9 @@ class Trainer:
     def _optimizer(self) -> torch.optim.Adam:
         """Return Adam with the learning rate of each tensor scaled by its root mean square.
 
-        LAMB (ICLR 2020) scales by the norm. With raw pixels and folded batch normalization, the
-        weights of the first layer are a hundred times smaller than others. The rate of the ranges'
-        logarithms is not scaled.
+        With raw pixels and folded batch normalization, the weights of the first layer may be a
+        hundred times smaller than others. LAMB (ICLR 2020) scales by the norm instead. The rate of
+        `log_growth`, a logarithm, is not scaled.
         """
         groups = []
         for name, values in self.student.named_parameters():
@@ -174,7 +175,7 @@ class Trainer:
                 losses = []
 
     def _augment(self, stored: NDArray[Any], random: np.random.Generator) -> NDArray[Any]:
-        """Return stored samples; pictures are shifted, and some are mirrored, see `augment`."""
+        """Return stored samples; pictures are shifted and mirrored at random, see `augment`."""
         if not self.train.has_pictures:
             return stored
         if self.train.channels_first:
@@ -184,8 +185,8 @@ class Trainer:
     def _loss(self, images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the loss and the student's logits.
 
-        The target is the teacher's output; for a picture, its mean over the picture and the mirror
-        image, which is more accurate.
+        The target is the teacher's output. For a picture, it is the mean of the outputs for the
+        picture and its mirror image, which is more accurate.
         """
         with torch.no_grad():
             target = self.teacher(images)
@@ -199,7 +200,7 @@ class Trainer:
     def _validate(self, state: _State) -> None:
         """Add held-out loss and accuracy to the curves; keep the student with the smallest loss.
 
-        Without classes as labels, the teacher's classes are the labels.
+        If the labels are not classes, the classes that the teacher predicts stand in for them.
         """
         # Sum over batches, because a batch may be smaller than the others
         right = 0
@@ -248,7 +249,7 @@ class Trainer:
 def distillation_loss(
     logits: torch.Tensor, target: torch.Tensor, temperature: float
 ) -> torch.Tensor:
-    """Return the KL divergence of softened probabilities, times temperature squared.
+    """Return the mean KL divergence of softened probabilities, times temperature squared.
 
     Source: Hinton et al., "Distilling the Knowledge in a Neural Network", 2015.
     """
@@ -283,7 +284,7 @@ def _save(state: dict[str, Any], path: Path) -> None:
 
 
 def _load(path: Path) -> dict[str, Any] | None:
-    """Return a checkpoint; None, with a warning, if it is damaged or of another torch."""
+    """Return a checkpoint; None, with a warning, if it is damaged or torch cannot read it."""
     whole = path.read_bytes()
     digest = whole[:32]
     content = whole[32:]

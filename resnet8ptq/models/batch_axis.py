@@ -2,7 +2,9 @@
 
 Exporters write the shape of one example into a graph, or let the graph compute shapes from its
 inputs. Tensors that depend only on shapes and constants are computed here for a few batch sizes and
-lengths. Those that are always equal become constants; the others follow the sizes of the inputs.
+lengths. Those with equal results become constants. Where possible, the others follow the sizes of
+the inputs. The module also wraps networks of a fixed batch size, so that they take any number of
+samples.
 """
 
 import copy
@@ -41,7 +43,7 @@ Predict = Callable[[SampleArray], Outputs]
 
 SIZES = (2, 3)  # two batch sizes, whose comparison shows which tensors depend on the batch
 _LENGTH = "length"  # name of the axis of any length
-# Nodes that take a target shape or indices, and the input that holds them.
+# Operators that take a target shape or indices, and the index of the input with them.
 _SHAPED = {"Reshape": 1, "Expand": 1, "Gather": 1, "GatherND": 1, "Resize": 3}
 _COUNTING = ("NonMaxSuppression", "NonZero", "Compress", "Unique")
 RANDOM = re.compile(r"Random\w+|Multinomial|Bernoulli")  # operators that draw random values
@@ -241,7 +243,7 @@ def _shape_outputs(
 
 
 def _suggest_outputs(names: Sequence[str]) -> str:
-    """Return the end of a message: the setting that keeps only these outputs; empty without any."""
+    """Return the end of a message with a setting that keeps only these outputs; empty without any."""
     return f"; try model.outputs=[{','.join(names)}]" if names else ""
 
 
@@ -254,7 +256,10 @@ def _has_rows(
 
 
 def static_tensors(graph: onnx.GraphProto) -> set[str]:
-    """Return the names of the tensors that depend only on constants and shapes."""
+    """Return the names of the computed tensors that depend only on constants and shapes.
+
+    Random values, lists of tensors, and the results of nodes with inner graphs are left out.
+    """
     static: set[str] = set()
     known = {*Links(graph).constants, ""}  # an omitted input has no name
     for node in graph.node:
@@ -268,7 +273,7 @@ def static_tensors(graph: onnx.GraphProto) -> set[str]:
 
 
 def find_data_sized(proto: onnx.ModelProto) -> dict[str, tuple[int | str, ...]]:
-    """Return the shapes of the outputs whose sizes depend on data, such as detections.
+    """Return the shapes of the outputs whose sizes may depend on data, such as detections.
 
     An axis of unknown size has a name in place of a size.
     """
@@ -307,7 +312,7 @@ def declare_free(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _free_reshapes(graph: onnx.GraphProto, fixed: int | None, static: set[str]) -> None:
-    """Write 0, which copies the batch size, in constant shapes of Reshape that begin with `fixed`.
+    """Write 0, which copies the batch size, in a Reshape's constant shape that begins with `fixed`.
 
     Args:
         fixed: the declared batch size.
@@ -410,7 +415,7 @@ def _remove_output(producer: onnx.NodeProto, name: str) -> None:
 
 
 def _find_block(values: Sequence[NDArray[Any]]) -> NDArray[Any] | None:
-    """Return the rows that these tensors repeat for every sample; None if there are none.
+    """Return the rows that these tensors repeat for every sample; None without such rows.
 
     Args:
         values: the tensor's values for each of `SIZES`, or for one size.
@@ -418,6 +423,7 @@ def _find_block(values: Sequence[NDArray[Any]]) -> NDArray[Any] | None:
     has_scalar = any(value.ndim == 0 for value in values)
     if len(values) < len(SIZES) or has_scalar:
         return None
+    # The rows of one sample must give every tensor when repeated
     count = len(values[0]) // SIZES[0]
     block = values[0][:count]
     if not block.size:
@@ -430,6 +436,7 @@ def _find_block(values: Sequence[NDArray[Any]]) -> NDArray[Any] | None:
 
 def _repeat_rows(graph: onnx.GraphProto, name: str, block: NDArray[Any]) -> None:
     """Compute a tensor from constant rows, repeated for each sample of the first input."""
+    # Expand a new first axis to the batch size, then join it with the rows
     constants = {
         "zero": np.zeros(1, np.int64),
         "ones": np.ones(block.ndim, np.int64),
@@ -455,7 +462,7 @@ def _fix_shaped(
     tensors: Sequence[Mapping[str, NDArray[Any]]],
     any_length: bool,
 ) -> None:
-    """Give a node a constant shape, if one serves all sizes; otherwise the node stays.
+    """Give a node a constant shape or scales, if they serve all sizes; otherwise the node stays.
 
     A Gather that reads every element in order becomes a Reshape. A Resize gets scales in place of
     sizes.
@@ -495,7 +502,7 @@ def _fix_shaped(
         by_batch = []
         dims[0] = 0  # copies the size of the Reshape's input
     elif (dims == -1).any():
-        # The size that stands behind the -1 may vary with the batch or the length, too
+        # The size that the -1 stands for may vary with the batch or the length, too
         shapes = [_fill_in(new, old) for old, new in zip(before, shapes, strict=True)]
         by_batch, by_length = _find_varying(shapes, any_length)
         dims = np.array(shapes[0], np.int64)
@@ -539,10 +546,10 @@ def _find_varying(shapes: Sequence[NDArray[Any]], any_length: bool) -> tuple[lis
 def _find_shape(
     node: onnx.NodeProto, data: NDArray[Any], parameter: NDArray[Any]
 ) -> NDArray[np.int64]:
-    """Return a node's target shape, or the shape of the output of a Gather or GatherND.
+    """Return a node's target shape; of a Gather or GatherND, the shape of its output.
 
-    The shape is empty if the indices do not read every element in order. Transformers read their
-    masks in this way, by indices of each sample and position.
+    The shape is empty if such a node does not read every element in order. Transformers read their
+    masks in this order, by indices of each sample and position.
     """
     if node.op_type not in ("Gather", "GatherND"):
         return parameter

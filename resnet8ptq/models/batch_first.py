@@ -28,9 +28,9 @@ from resnet8ptq.models.sources.contract import Network
 def find_inputs(graph: onnx.GraphProto) -> dict[str, int]:
     """Return the batch axis of each input whose first axis has another meaning and a fixed size.
 
-    The batch size has the name of the first free size in front of an input; without one, it is 1.
-    The batch axis of an input is its only axis of that name or size. With a free batch, it may also
-    be its only axis of size 1, because exporters fix the batch size of an initial state.
+    The batch size is the first named size among the inputs' first axes, or 1 if none is named. The
+    batch axis of an input is its only axis of this size. If an input lacks the named size, it is
+    its only axis of size 1, because exporters fix the batch size of an initial state.
     """
     shapes = {}
     firsts = []  # the size, or the name of a free size, of each input's first axis
@@ -40,7 +40,7 @@ def find_inputs(graph: onnx.GraphProto) -> dict[str, int]:
             shapes[value.name] = axes
             firsts.append(axes[0])
 
-    # The batch is the first free size in front, or else 1
+    # The batch size is the first named one in front, or else 1
     named = [first for first in firsts if isinstance(first, str)]
     batch: int | str = named[0] if named else 1
     if batch not in firsts:
@@ -85,7 +85,7 @@ def move_inputs(model: ir.Model, axes: Mapping[str, int]) -> None:
 
 
 def move_outputs(network: Network, samples: SampleArray) -> Network:
-    """Return a network with the batch axis of every output in front.
+    """Return the network with the batch axis of its outputs moved to the front.
 
     An output stays if runs with 2 and 3 samples do not show its batch axis.
 
@@ -125,8 +125,8 @@ def _find_runner(network: Network, samples: SampleArray) -> Predict | None:
     """Return a function that runs several samples at once, or None.
 
     A network whose batch size is fixed at 1, such as a text reader that returns [steps, 1,
-    classes], is run with a free batch axis. Returns None if that run fails or is not needed, and
-    for other fixed batch sizes.
+    classes], is run with a free batch axis. Returns None if that run fails, if all outputs begin
+    with the batch already, and for other fixed batch sizes.
     """
     batch = read_contract(network.proto.graph).batch
     if batch is None:

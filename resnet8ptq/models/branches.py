@@ -60,7 +60,7 @@ def _find_decided(
 
 
 def _compute(proto: onnx.ModelProto, name: str, feeds: Sequence[Feeds]) -> set[bool]:
-    """Return the values of a condition for all `feeds`; empty if they lack an input for it."""
+    """Return the values of a condition for all `feeds`; empty if an input for it is missing."""
     part = between(proto, "", [name])
     needed = [value.name for value in graph_inputs(part.graph)]
     if not feeds[0].keys() >= {*needed}:

@@ -1,6 +1,6 @@
 """The contract of a network: names, shapes and dtypes of its inputs and outputs.
 
-The module also finds the layout and dtype that samples need. Shapes omit the batch axis (axis 0).
+The module also finds the layout and dtype that the inputs need. Shapes omit the batch axis, axis 0.
 """
 
 import math
@@ -55,7 +55,8 @@ class Contract:
     """The inputs and outputs of a network.
 
     Attributes:
-        batch: the fixed batch size of the inputs; None for any size.
+        batch: the fixed size of the inputs' first axis, read from the first input that has axes;
+            None for any size.
     """
 
     inputs: tuple[Tensor, ...]
@@ -75,12 +76,12 @@ def read_contract(graph: onnx.GraphProto) -> Contract:
         ModelError: an input or output is not a tensor of numbers.
     """
     inputs = graph_inputs(graph)
-    batches: list[int | None] = []
+    batch: int | None = None
     for value in inputs:
-        batches += _sizes(value)[:1]
-    batch = None
-    if batches:
-        batch = batches[0]
+        sizes = _sizes(value)
+        if sizes:  # a scalar has no batch axis
+            batch = sizes[0]
+            break
     return Contract(
         inputs=tuple(map(_tensor, inputs)),
         outputs=tuple(map(_tensor, graph.output)),
@@ -95,7 +96,7 @@ def is_scalar(value: onnx.ValueInfoProto) -> bool:
 
 
 def ask_for_values(inputs: Sequence[Tensor], key: str = "model.inputs") -> str:
-    """Return a setting with a gap for the value of each input, for messages.
+    """Return a setting with `...` in place of the value of each input, for messages.
 
     >>> ask_for_values([Tensor("size", (2,), "int64"), Tensor("rate", (), "float32")])
     'model.inputs={size: ..., rate: ...}'
@@ -177,7 +178,8 @@ def _fill(tensor: Tensor, stored: np.dtype[Any], steps: Preprocessing, length: i
     """Return the field of records that fills an input.
 
     Args:
-        length: the fixed length of the network's texts; shorter ones are padded to it.
+        length: the fixed length of the network's texts, to which shorter ones are padded; None for
+            a free length, or without texts.
     """
     names = names_of(stored)
     if tensor.name not in names:
@@ -245,8 +247,9 @@ def find_dtype(stored: DTypeLike, preprocessing: Preprocessing, takes: Tensor) -
     """Return the dtype of an input after checking that these samples can have it.
 
     Raises:
-        ModelError: the input takes integers, and the samples are not integers or preprocessing
-            would change them. Only the user knows whether integers are pixels or indices.
+        ModelError: the input takes integers or booleans, and the samples are neither, or
+            preprocessing would change them. Only the user knows whether integers are pixels or
+            indices.
     """
     if not takes.is_integer:
         return takes.dtype
@@ -268,8 +271,8 @@ def find_layout(sample_shape: tuple[int, ...], tensor: Tensor) -> Layout | None:
 
     The permutation moves the last axis to the front or the first to the end, or keeps the order. It
     has one axis more than the sample if the sample, such as a grey [H, W] picture, lacks a channel
-    axis of size 1. It has one axis less if the sample has an extra axis of size 1 at its end.
-    `arrange` applies it.
+    axis of size 1. It has one axis less if only the sample has an axis of size 1 at its end.
+    `arrange` applies the permutation.
 
     Args:
         sample_shape: the shape of a stored sample, without the batch.
@@ -340,6 +343,8 @@ def picture_size(contract: Contract, fixed: Collection[str] = ()) -> tuple[int, 
     shapes = [tensor.shape for tensor in contract.inputs if tensor.name not in fixed]
     if len(shapes) != 1 or len(shapes[0]) != 3:
         return None
+
+    # Channels may be last or first
     first, second, third = shapes[0]
     if third in (1, 3):
         height = first
@@ -360,9 +365,9 @@ def arranged(shape: tuple[int, ...], layout: Sequence[int] | None) -> tuple[int,
 
 
 def likely_layouts(shape: tuple[int, ...]) -> list[tuple[int, ...] | None]:
-    """Return the layouts to try for a torch network: channels first, then unchanged.
+    """Return the layouts to try for a torch network: channels first, then the samples' own.
 
-    A vector stays unchanged.
+    For a vector or a number, only its own layout is tried.
     """
     rank = len(shape)
     return [None] if rank < 2 else [_moves(max(rank, 3))[0], None]

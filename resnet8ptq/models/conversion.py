@@ -1,7 +1,7 @@
 """Converts a network's file to ONNX, and checks that ONNX Runtime agrees with the original.
 
-torch is compared only if a run needs torch (`check_torch`), because to import and run it takes
-longer than the conversion.
+`check_torch` compares torch separately, because importing and running it takes longer than the
+conversion.
 
 The conversion runs in a separate process (see `model.load_network`), because the main process never
 imports TensorFlow.
@@ -55,14 +55,14 @@ from resnet8ptq.tasks.scoring.outputs import (
 log = logging.getLogger(__name__)
 
 PARITY_SAMPLES = 1000
-PARITY_BYTES = 2**24  # most bytes of samples to compare, which are 27 pictures of 224 x 224
+PARITY_BYTES = 2**24  # most bytes of samples to compare: 27 RGB pictures of 224 x 224 in float32
 # Largest accepted difference of a probability, or of a logit relative to the largest one
 PARITY_TOLERANCE = 1e-4
 # The tolerance relative to the largest value. In a detector of 113 convolutions with ten million
 # values, rounding to float32 makes 2e-4.
 PARITY_TOLERANCE_OF_VALUES = 1e-3
 TIE = 1e-6  # in the same unit; top scores that are closer may swap
-AT_ONCE = 100  # samples in memory
+AT_ONCE = 100  # most samples in a batch, unless the network's batch size is larger
 
 CRASHED = "reading it crashed the converter, or took too much memory or time"
 
@@ -89,8 +89,8 @@ class Conversion:
         contract: inputs and outputs of the unfolded graph.
         final: kind of the outputs, see `find_final`: `probabilities`, `logits` or `values`.
         preprocessing: the effect of folding, or the reason for its failure.
-        without_torch: the reason why torch cannot run a file, by its name; empty before
-            `check_torch`.
+        without_torch: the reason why torch cannot run a file, by the file's name; empty before
+            `check_torch`, or if torch can.
         why_fixed: the reason why the batch size stays fixed; None if it or the length of texts is
             free.
         moved, original_dtype, emptied: see `Network`.
@@ -131,8 +131,8 @@ def convert(
             inputs.
 
     Raises:
-        ModelError: the file is not a model, is unsafe, has NaN in its weights, does not fit the
-            samples, or cannot be converted.
+        ModelError: the file is not a model, is unsafe, has NaN or infinity in its weights, does not
+            fit the samples, or cannot be converted.
         ParityError: ONNX Runtime disagrees with the original.
         DataError: the samples cannot be prepared.
     """
@@ -264,7 +264,10 @@ def _write_files(
 def check_torch(
     path: Path, samples: SampleArray, steps: Arithmetic = RAW, final: str = VALUES
 ) -> str:
-    """Return torch's difference from ONNX Runtime, or why torch cannot run the network, as JSON."""
+    """Return torch's difference from ONNX Runtime, or why torch cannot run the network, as JSON.
+
+    The JSON has the attribute `parity` or `without_torch` of a `Conversion`.
+    """
     proto = onnx.load(path)
     label = f"torch, {path.stem}"
     matched = match_samples(samples, steps, read_contract(proto.graph))
@@ -284,9 +287,9 @@ def check_torch(
 
 
 def _take_branches(network: Network, samples: SampleArray) -> Network:
-    """Replace each If by a branch, if its condition is equal for 1, 2 and 3 samples.
+    """Replace each If by a branch, if its condition is equal for 1, 2 and 3 samples of zeros.
 
-    A fixed batch size is the only size to try.
+    With a fixed batch size, only batches of this size are tried.
     """
     graph = network.proto.graph
     names = input_names(graph)
@@ -306,7 +309,8 @@ def _run_on(
 ) -> Callable[[Predict], Outputs]:
     """Return a function that runs the samples through a network, and returns its outputs.
 
-    The batches fit the batch size of `proto` and the memory budget.
+    The batches fit the batch size of `proto` and the memory budget. Texts of free length are sorted
+    by length.
     """
     contract = read_contract(proto.graph)
     longest = None
@@ -360,8 +364,8 @@ def _fix_sizes(
 ) -> tuple[Network, onnx.ModelProto, str | None]:
     """Return the network, its graph with constant sizes, and why the batch size stays fixed.
 
-    The reason is None if the batch size or the length of texts is free. The network's outputs get
-    the batch axis that only the freed graph has.
+    The reason is None if the batch size or the length of texts is free. The network's outputs get a
+    batch axis where only the outputs of the freed graph have one.
 
     Raises:
         ModelError: the graph cannot be run with the samples.
@@ -466,8 +470,8 @@ def find_final(outputs: Outputs, samples: SampleArray) -> str:
 
     A single float output [n, classes] holds probabilities if its rows are not negative and sum to 1
     within 1e-3; a single class needs values between 0 and 1 instead. Otherwise the output holds
-    logits. Further axes of size 1 do not matter. Other outputs are values, and so is one with the
-    shape of the samples, such as a reconstruction.
+    logits. Further axes of size 1 do not matter. All other outputs are values, and so is an output
+    with the shape of the samples, such as a reconstruction.
     """
     if len(outputs) != 1:
         return VALUES

@@ -1,4 +1,4 @@
-"""Shape inference, graph optimization and folding before quantization: `model.fold`."""
+"""Infers shapes, optimizes the graph and folds batch normalization, for `model.fold`."""
 
 import importlib
 import io
@@ -35,7 +35,7 @@ _TAKE_NORMS = ("Conv", "ConvTranspose", "Gemm", "MatMul")  # batch normalization
 
 @dataclass(frozen=True)
 class Folding:
-    """The graph before and after preprocessing.
+    """The size of the graph before and after preprocessing.
 
     Attributes:
         operators_before, operators_after: number of nodes by operator.
@@ -151,8 +151,8 @@ def fold_into_layers(graph: onnx.GraphProto) -> None:
 def count_unfolded_norms(graph: onnx.GraphProto) -> int:
     """Return the number of BatchNormalization nodes that stay, because they follow no layer.
 
-    Such a node follows a Relu or a Concat, for example, as in networks that normalize activations,
-    or a layer whose output has other readers.
+    Networks that normalize activations have such nodes after a Relu or a Concat, for example. A
+    layer whose output has other readers does not count.
     """
     links = Links(graph)
     count = 0
@@ -163,7 +163,7 @@ def count_unfolded_norms(graph: onnx.GraphProto) -> int:
 
 
 def _follows_layer(links: Links, name: str) -> bool:
-    """Return whether a tensor with one reader comes from a layer, perhaps changed by constants."""
+    """Return whether a tensor with one reader is a layer's output, perhaps changed by constants."""
     node = links.producers.get(name)
     if node is None or links.is_shared(name):
         return False
@@ -216,7 +216,7 @@ def _find_changed(
 
 
 def _is_product(node: onnx.NodeProto, constants: Mapping[str, onnx.TensorProto]) -> bool:
-    """Return whether a node is a product with one constant matrix, plus perhaps a constant bias."""
+    """Return whether a node is an unscaled product with a constant matrix and no computed bias."""
     if node.op_type not in ("Gemm", "MatMul") or node.input[1] not in constants:
         return False
     is_plain = attribute(node, "alpha", 1.0) == attribute(node, "beta", 1.0) == 1
@@ -226,7 +226,7 @@ def _is_product(node: onnx.NodeProto, constants: Mapping[str, onnx.TensorProto])
 
 
 def _is_transposed(node: onnx.NodeProto, constants: Collection[str]) -> bool:
-    """Return whether a node is a ConvTranspose with constant inputs but the first, in one group.
+    """Return whether a node is a ConvTranspose of one group whose other inputs are constants.
 
     ONNX Runtime's quantizer leaves a ConvTranspose of several groups in float if it has a bias.
     """
@@ -303,7 +303,7 @@ def _is_by_channel(shape: tuple[int, ...], channels: int, behind: int = 0) -> bo
 
 @contextmanager
 def _strict() -> Iterator[None]:
-    """Raise RuntimeError when `quant_pre_process` logs an error, as of a failed optimization."""
+    """Raise RuntimeError when `quant_pre_process` logs an error, such as a failed optimization."""
 
     def refuse(record: logging.LogRecord) -> bool:
         if record.levelno >= logging.ERROR:

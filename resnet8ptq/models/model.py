@@ -77,7 +77,8 @@ class Fp32Model:
 def check_file(config: ModelConfig, source: Path, cache_root: Path) -> None:
     """Refuse a damaged, unsafe or quantized file, before the data are read.
 
-    The weights of a module, and formats without a check, pass.
+    The weights of a module pass. So does a file in a format without a check, unless `model.inputs`
+    is set.
 
     Args:
         source: the result of `locate`.
@@ -116,8 +117,7 @@ def load_network(
 ) -> Fp32Model:
     """Locate, check and convert the network; conversions are cached by content.
 
-    Samples decide the sizes of the graph. To look at a file without samples, call
-    `summary.summarize`.
+    Samples decide the sizes of the graph. `summary.summarize` needs no samples.
 
     Args:
         torch: whether to compare torch with ONNX Runtime.

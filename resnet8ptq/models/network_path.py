@@ -22,7 +22,7 @@ URL = (
 )
 MAX_BYTES = 2**31 - 1  # same as the limit of each format
 WEIGHTS = (".pt", ".pth", ".bin", ".ckpt", ".safetensors")  # suffixes of files with weights alone
-QUANTIZED = (".xml", ".pte")  # formats that only quantizers of other programs write
+QUANTIZED = (".xml", ".pte")  # suffixes of files that only `resnet8ptq judge` takes
 MAX_FOLDER_BYTES = 2**33  # largest SavedModel, as an optimizer's variables triple the size
 SHA256 = "5f938a8eea605438cc7360aa13c987bc6d7bd0c8d931b2917361ae7ae4eeda2f"
 
@@ -94,8 +94,11 @@ def _hash_code(module: str) -> str:
             f"model.module: got {module!r}, which is not found; expected package.module.Class "
             "in the current folder or on PYTHONPATH"
         )
-    if folders := spec.submodule_search_locations:
-        return " ".join(files.hash_folder(Path(folder), "*.py") for folder in folders)
+    if spec.submodule_search_locations:
+        hashes = []
+        for folder in spec.submodule_search_locations:
+            hashes.append(files.hash_folder(Path(folder), "*.py"))
+        return " ".join(hashes)
     return files.sha256(Path(str(spec.origin)))
 
 
@@ -117,6 +120,8 @@ def _checked(path: Path, key: str) -> Path:
     substitute = files.name_substitute(path) if path.is_file() else ""
     if substitute:
         raise ModelError(f"{key}: {path} {substitute}")
+
+    # Name the command or setting that takes the file
     if formats.find_format(path) is None:
         suffix = path.suffix.lower()
         mend = ""

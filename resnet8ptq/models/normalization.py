@@ -49,7 +49,7 @@ MIN_IR_VERSION = 8  # the IR of opset 17; since IR 4, initializers need not be i
 
 
 def opset(proto: onnx.ModelProto) -> int:
-    """Return the version of ONNX's own operator set that the graph imports."""
+    """Return the version of ONNX's own operator set that the model imports."""
     return max(entry.version for entry in proto.opset_import if entry.domain in ONNX_DOMAINS)
 
 
@@ -114,7 +114,7 @@ def _changed_operators(proto: onnx.ModelProto, version: int) -> list[str]:
 def normalize(proto: onnx.ModelProto) -> onnx.ModelProto:
     """Return a normalized model that computes the same; `proto` must not be used afterwards.
 
-    Constants are initializers, every output is computed, and only used domains are imported.
+    Constants become initializers, a node computes each output, and unused domains are dropped.
     """
     graph = proto.graph
     inputs = graph_inputs(graph)
@@ -123,7 +123,7 @@ def normalize(proto: onnx.ModelProto) -> onnx.ModelProto:
     del graph.value_info[:], graph.quantization_annotation[:]
     proto.ir_version = max(proto.ir_version, MIN_IR_VERSION)
 
-    # Use one name for ONNX's own domain, and import only used domains
+    # Use one name for ONNX's own domain, and import only it and the used ones
     nodes = list(find_all(proto, onnx.NodeProto))
     for entry in [*proto.opset_import, *nodes]:
         if entry.domain == "ai.onnx":
@@ -194,10 +194,10 @@ def _pads_with_zeros(pad: ir.Node) -> bool:
 
 
 def keep_scores(graph: onnx.GraphProto) -> None:
-    """Make the scores the outputs of scikit-learn's exports: without dicts and labels, in place.
+    """Replace each output of a ZipMap by its scores, and drop outputs of labels, in place.
 
-    onnx-ir cannot read a dict, so the scores from which a ZipMap makes it become an output. The
-    nodes of dropped outputs stay.
+    A ZipMap of scikit-learn's exports turns scores into dicts, which onnx-ir cannot read. The nodes
+    of dropped outputs stay.
     """
     producers = Links(graph).producers
     outputs: dict[str, onnx.ValueInfoProto] = {}
@@ -214,7 +214,7 @@ def keep_scores(graph: onnx.GraphProto) -> None:
 
 
 def _follows(name: str, operators: Sequence[str], producers: Mapping[str, onnx.NodeProto]) -> bool:
-    """Return whether a tensor depends on the output of one of the operators, or is one."""
+    """Return whether a tensor is the output of one of the operators, or depends on one."""
     left = [name]
     seen = set()
     while left:
@@ -257,14 +257,14 @@ def store_and_write_products(proto: onnx.ModelProto) -> onnx.ModelProto:
 def write_products(model: ir.Model) -> None:
     """Replace Einsums of a computed tensor and weights by MatMuls, which backends quantize.
 
-    For example, attention is exported with the equation `btd,dhk->bthk`. An Einsum with an ellipsis
-    stays, and one with an axis that both inputs and the output have.
+    For example, attention is exported with the equation `btd,dhk->bthk`. Other Einsums stay, such
+    as one with an ellipsis, or with an axis that both inputs and the output have.
     """
     written: dict[tuple[str, tuple[int, ...], int], ir.Value] = {}
     for node in nodes_of(model, "Einsum"):
         product = _Product.of(node)
         if product is not None:
-            weights = input_of(node, int(not product.weights_first))
+            weights = input_of(node, product.weights_index)
             replace_node(node, product.write(node, written))
             if not weights.uses():
                 model.graph.initializers.pop(str(weights.name))
@@ -299,6 +299,11 @@ class _Product:
     kept: str
     added: str
 
+    @property
+    def weights_index(self) -> int:
+        """The index of the weights among the two inputs."""
+        return 0 if self.weights_first else 1
+
     @classmethod
     def of(cls, node: ir.Node) -> "_Product | None":
         """Return the axes of an Einsum; None if `write` cannot make it a MatMul of weights."""
@@ -323,7 +328,7 @@ class _Product:
         return cls(constant[0], tensor, weights, output, summed=summed, kept=kept, added=added)
 
     def write(self, node: ir.Node, written: dict[Any, ir.Value]) -> ir.Value:
-        """Write a MatMul, and moves of axes around it, before the Einsum; return their output.
+        """Write a MatMul before the Einsum, with moves of axes around it; return the last output.
 
         Args:
             written: the matrices that earlier calls have written; the method adds to them, and
@@ -331,8 +336,8 @@ class _Product:
         """
         write = Writer(node)
         name = str(node.outputs[0].name)
-        value = input_of(node, int(self.weights_first))
-        weights = input_of(node, int(not self.weights_first))
+        value = input_of(node, 1 - self.weights_index)
+        weights = input_of(node, self.weights_index)
         array = values_of(weights)
         sizes = dict(zip(self.weights, array.shape, strict=True))
         rows = math.prod(sizes[axis] for axis in self.summed)
@@ -366,7 +371,7 @@ class _Product:
 
 
 def cast_constants(model: ir.Model) -> None:
-    """Replace each Cast of a constant to float32 by its result, except as an output.
+    """Replace each Cast of a constant to float32 by its result, unless it is an output.
 
     Some files store their weights in 16 or 64 bits and cast them.
     """
@@ -385,7 +390,8 @@ def cast_constants(model: ir.Model) -> None:
 def simplify_gemms(graph: onnx.GraphProto) -> None:
     """Give Gemms with constant weights and bias an alpha and beta of 1, and a bias [N], in place.
 
-    ONNX Runtime's quantizer drops the beta of a bias that it rounds.
+    ONNX Runtime's quantizer drops the beta of a bias that it rounds. For [N], see
+    `_flatten_biases`.
     """
     links = Links(graph)
     for node in graph.node:
@@ -407,11 +413,11 @@ def simplify_gemms(graph: onnx.GraphProto) -> None:
 
 
 def copy_shared_weights(graph: onnx.GraphProto) -> None:
-    """Give a constant with several roles a copy for each role but the first, in place.
+    """Give a constant with several roles a copy for each role after the first, in place.
 
     ONNX Runtime's quantizer rounds a constant once, with the scales of its first role, such as a
     scale for each channel of a Conv. The channels of a ConvTranspose are along another axis. A bias
-    has the scale of its layer, so each layer needs a copy.
+    has the scale of its layer, so each layer needs a copy. Tables of Gather nodes are not copied.
     """
     constants = Links(graph).constants
     roles: dict[str, dict[Role, str]] = {}  # each constant's name in each role
@@ -421,7 +427,7 @@ def copy_shared_weights(graph: onnx.GraphProto) -> None:
 
     # Give each further role of a constant its own copy
     for node in graph.node:
-        if node.op_type == "Gather":  # embedding tables are not copied, because they are large
+        if node.op_type == "Gather":  # embedding tables are large
             continue
         for index, name in enumerate(node.input):
             if name not in constants:
@@ -441,8 +447,8 @@ def copy_shared_weights(graph: onnx.GraphProto) -> None:
 def _find_role(node: onnx.NodeProto, index: int) -> Role:
     """Return the role of an input; a constant needs a copy for each role.
 
-    Weights share a role if their layers have the same operator and axis of channels. Each bias has
-    a separate role. All other inputs share one role.
+    Weights share a role if their layers have the same operator and axis of channels. The bias of
+    each layer has a separate role. All other inputs share one role.
     """
     if index == 0 or node.op_type not in (*LAYERS, "ConvTranspose"):
         return ()
@@ -452,7 +458,7 @@ def _find_role(node: onnx.NodeProto, index: int) -> Role:
 
 
 def _flatten_biases(graph: onnx.GraphProto) -> None:
-    """Give the constant bias of each Gemm the shape [N], unless it differs by row, in place.
+    """Give a constant bias of a Gemm the shape [N], unless it differs by row, in place.
 
     ONNX also broadcasts [1, N] and [1]. However, ONNX Runtime's per-channel quantization fails on
     the first shape, and torch's quantized linear on the second.
@@ -478,10 +484,10 @@ def drop_attribute(node: onnx.NodeProto, name: str) -> None:
 
 
 def write_explicitly(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """Return the model without forms of operators that a framework lacks or reads wrongly.
+    """Return the model without some forms of operators that a framework lacks or reads wrongly.
 
-    A form stays if the sizes that its replacement needs are unknown. `proto` must not be used
-    afterwards.
+    The functions `write_...` below name these forms. A form stays if the sizes that its replacement
+    needs are unknown. `proto` must not be used afterwards.
     """
     write_paddings(proto)
     write_ceil_mode(proto)
@@ -501,10 +507,10 @@ def write_explicitly(proto: onnx.ModelProto) -> onnx.ModelProto:
 def write_paddings(proto: onnx.ModelProto) -> None:
     """Replace `SAME_UPPER` and `SAME_LOWER` by explicit paddings, in place, if sizes are known.
 
-    onnx2torch lacks both. They give ceil(size / stride) outputs along an axis, and size * stride
-    for a ConvTranspose. The larger half of an odd padding is at the end for `SAME_UPPER`, at the
-    beginning for `SAME_LOWER`. A ConvTranspose with `output_shape` or `output_padding` keeps
-    `auto_pad`, because these attributes change paddings.
+    onnx2torch lacks both modes. They give ceil(size / stride) outputs along an axis, and size *
+    stride for a ConvTranspose. The larger half of an odd padding is at the end for `SAME_UPPER`, at
+    the beginning for `SAME_LOWER`. A ConvTranspose with `output_shape` or `output_padding` keeps
+    `auto_pad`, because these attributes change the paddings.
     """
     sizes: dict[str, list[int]] = {}
     for node in proto.graph.node:
@@ -514,6 +520,8 @@ def write_paddings(proto: onnx.ModelProto) -> None:
         sizes = sizes or find_sizes(proto)
         spatial = sizes.get(node.input[0], [])[2:]
         kernel = attribute(node, "kernel_shape", [])
+
+        # Leave out a node whose sizes are unknown, or whose padding other attributes change
         if not kernel and len(node.input) > 1:
             kernel = sizes.get(node.input[1], [])[2:]  # the weights have the kernel's size
         if not spatial or len(kernel) != len(spatial) or 0 in spatial:
@@ -564,14 +572,14 @@ _POOLS = ("AveragePool", "LpPool", "MaxPool")
 
 
 def write_ceil_mode(proto: onnx.ModelProto) -> None:
-    """Remove `ceil_mode` from pools of known size where ONNX adds no window for it, in place.
+    """Remove `ceil_mode` from pools of known size where it adds no window, in place.
 
     ONNX Runtime and torch drop a window that would begin after the input, in its padding; OpenVINO
     keeps it. Without `ceil_mode` no such window exists.
 
-    The last window of an AveragePool may end after the padding. With `count_include_pad`, only the
-    part up to the end of the padding counts, but ONNX Runtime's 8-bit kernel divides by the whole
-    window (1.31). The function therefore writes such padding as a Pad.
+    Where `ceil_mode` adds a window, that window may end after the padding. With
+    `count_include_pad`, only the part up to the end of the padding counts, but ONNX Runtime's 8-bit
+    kernel divides by the whole window (1.31). The function then writes the padding as a Pad.
     """
     nodes = []
     for node in proto.graph.node:
@@ -591,7 +599,7 @@ def write_ceil_mode(proto: onnx.ModelProto) -> None:
 def _find_windows(
     pool: onnx.NodeProto, spatial: Sequence[int]
 ) -> tuple[NDArray[np.bool_], NDArray[np.int64]] | None:
-    """Return whether `ceil_mode` adds a window along each axis, and where the last other one ends.
+    """Return for each axis whether `ceil_mode` adds a window, and where the last other one ends.
 
     Ends are counted from the end of the input. Returns None if sizes are unknown.
     """
@@ -599,7 +607,7 @@ def _find_windows(
     if len(kernel) != len(spatial) or 0 in spatial:
         return None
 
-    # A window is added if values lie beyond the last one, and it would begin before the padding
+    # A window is added if the last one ends too early, and the next begins inside the input
     rank = len(kernel)
     sizes = np.array(spatial)
     begin, end = np.reshape(attribute(pool, "pads", [0] * 2 * rank), (2, rank))
@@ -617,7 +625,7 @@ def _pad_with_zeros(
     more: NDArray[np.bool_],
     ends: NDArray[np.int64],
 ) -> list[onnx.NodeProto]:
-    """Move the padding of a pool into a Pad; return the Pad in a list, empty without padding.
+    """Move the padding of a pool into a Pad; return a list of this Pad, empty without padding.
 
     Along an axis without an additional window, the padding ends with the last window.
 
@@ -645,7 +653,7 @@ def _pad_with_zeros(
 def write_group_norms(model: ir.Model, sizes: Sizes) -> None:
     """Replace each GroupNormalization of known sizes by an instance normalization of its groups.
 
-    ONNX Runtime would replace it by twenty operators with computed shapes, which torch cannot
+    ONNX Runtime would replace it by about twenty operators with computed shapes, which torch cannot
     trace.
     """
     by_group = model.opset_imports[""] < _SCALES_BY_CHANNEL
@@ -701,7 +709,7 @@ def avoid_quantizer_names(model: ir.Model) -> None:
     """Rename tensors whose names ONNX Runtime's quantizer would give to its own tensors.
 
     The quantizer names a tensor's scale after the tensor, without checking that the name is free.
-    Inputs and outputs keep their names.
+    If the conflicting name is an input's or output's, the other tensor is renamed.
     """
     names: set[str] = set()
     for node in model.graph.all_nodes():
@@ -718,7 +726,7 @@ def avoid_quantizer_names(model: ir.Model) -> None:
             suffix = name[length:]
             if base not in names or not _SUFFIX.fullmatch(suffix):
                 continue
-            if name in kept:  # rename the other tensor of the two
+            if name in kept:
                 renamed.add(base)
             else:
                 renamed.add(name)
@@ -728,7 +736,7 @@ def avoid_quantizer_names(model: ir.Model) -> None:
 
 
 def name_nodes(graph: onnx.GraphProto) -> None:
-    """Give every node a unique name that is valid for onnx2torch's modules."""
+    """Give each node of the outer graph a unique name that is valid for onnx2torch's modules."""
     used: set[str] = set()
     for index, node in enumerate(graph.node):
         name = re.sub(r"[^\w/-]", "_", node.name.replace(".", "/")).strip("/")

@@ -39,7 +39,7 @@ FOLDED = {"BatchNormalization", "Identity", "Dropout"}  # removed before quantiz
 
 @dataclass(frozen=True)
 class Summary:
-    """The facts about a network that are known without running it.
+    """The facts about a network that are known without samples.
 
     Attributes:
         contract: inputs and outputs; sizes that the file leaves free are None.
@@ -79,7 +79,7 @@ class Summary:
     unfolded_norms: int = 0
 
     def treatment(self, operator: str, backend: str) -> str:
-        """Return how a backend computes an operator.
+        """Return how a backend computes an operator by default.
 
         The text is `8 bits`, `dynamic` (8 bits with method=dynamic, else float), `float`, `folded`,
         or `-` if the backend cannot take the network. If only some of the nodes are treated so,
@@ -88,6 +88,8 @@ class Summary:
         if backend not in self.quantized:
             return "-"
         count = self.operators.get(operator, 0)
+
+        # A framework's own converter quantizes the network as a whole, so it leaves nothing
         if operator in FOLDED:
             stay = self.unfolded_norms if operator == "BatchNormalization" else 0
             if not stay or backend in self.converted:
@@ -290,14 +292,17 @@ def with_known_operators() -> list[Backend]:
 
 
 def _takes(dtypes: Sequence[str], backend: Backend, converted: bool) -> bool:
-    """Return whether a backend takes inputs of these dtypes; its own converter takes any dtype."""
+    """Return whether a backend takes inputs of these dtypes.
+
+    A backend of a single input takes float32, or with its own converter any dtype.
+    """
     if not backend.single_input:
         return True
     return len(dtypes) == 1 and (converted or dtypes[0] == "float32")
 
 
 def requirements(summary: Summary) -> list[str]:
-    """Return the requirements for a run with the network, one text for each."""
+    """Return a text for each requirement of a run with the network."""
     contract = summary.contract
     lines = [f"samples that are {_describe(tensor)}" for tensor in contract.inputs]
     if len(contract.inputs) > 1:
@@ -360,7 +365,7 @@ def _require_labels(summary: Summary) -> str:
 
 
 def _describe(tensor: Tensor) -> str:
-    """Return shape and dtype of an input, and the kind of pictures that fit it."""
+    """Return shape and dtype of an input and, if pictures fit it, their size and colours."""
     sizes = ", ".join(map(str, tensor.shape)).replace("None", "any size")
     text = f"[{sizes}] {tensor.dtype}"
     if len(tensor.shape) != 3:

@@ -1,7 +1,7 @@
 """Converts a network from float16, bfloat16 or float64 to float32.
 
 Every float16 and bfloat16 number is a float32 number, so such weights keep their values. The
-outputs differ from those of the file by the rounding of the narrower type.
+outputs differ from those of the file by the rounding of the narrower of the two types.
 """
 
 from collections.abc import Collection
@@ -28,8 +28,8 @@ _SETTINGS = ("to", "dtype", "output_datatype", "stash_type", "softmax_precision"
 def find_dtype(proto: onnx.ModelProto) -> int | None:
     """Return the first type of `DTYPES` in which a layer has its weights, inner graphs included.
 
-    Without such a layer, it is the type of an input that samples cannot have, such as float64
-    before a Cast. Returns None for a network that needs no `to_float32`.
+    Without such a layer, returns the first type of an input that is in `DTYPES` and that samples
+    cannot have, such as float64 before a Cast. Returns None if there is no such input either.
     """
     for dtype in DTYPES:
         if _has_layers(proto, dtype):
@@ -69,7 +69,7 @@ def _has_layers(proto: onnx.ModelProto, dtype: int) -> bool:
 def to_float32(proto: onnx.ModelProto, dtype: int) -> onnx.ModelProto:
     """Return the model with float32 in place of `dtype`, in constants, declarations and attributes.
 
-    `proto` must not be used afterwards.
+    Casts from float32 to float32 are dropped. `proto` must not be used afterwards.
     """
     for tensor in list(find_all(proto, TensorProto)):
         if tensor.data_type == dtype:

@@ -1,4 +1,4 @@
-"""The decisions for one network, by settings or by search: bits, nodes in float, and ranges."""
+"""The decisions for one network: the bits of weights, the nodes in float, and ranges."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,8 +11,9 @@ class Decisions:
     """The choices for one network, made before a backend quantizes it.
 
     Attributes:
-        bits: bits of the weights by a layer's short name, `FLOAT_BITS` for float; all other layers
-            have the bits of the dtype. None if the bits are still to be chosen.
+        bits: bits by the short name of a layer or of a product of attention; `FLOAT_BITS` stands
+            for float. All other layers have the bits of the dtype. None if the bits are still to be
+            chosen.
         in_float: names of further nodes that stay in float.
         ranges: activation ranges by ONNX tensor name, from a calibration table, fine-tuning or a
             correction. They take precedence over calibration, which is skipped if they cover all
@@ -25,7 +26,7 @@ class Decisions:
 
     @classmethod
     def of(cls, config: QuantizationConfig) -> "Decisions":
-        """Return the bits and nodes in the settings; the preparation's steps choose for `auto`."""
+        """Return the bits and nodes of the settings; where these are `auto`, later steps choose."""
         plan = config.precision.plan
         excluded = config.nodes_to_exclude
         bits = plan or {}

@@ -1,7 +1,7 @@
 """The grids for rounding weights, and the number of levels of activations.
 
-Jacob et al., "Quantization and Training of Neural Networks for Efficient Integer-Arithmetic-Only
-Inference", CVPR 2018: value = scale * (level - zero_point).
+A level stands for value = scale * (level - zero_point), as in Jacob et al., "Quantization and
+Training of Neural Networks for Efficient Integer-Arithmetic-Only Inference", CVPR 2018.
 """
 
 from dataclasses import dataclass
@@ -29,8 +29,9 @@ _SHARES = np.linspace(1, 0.3, 71)  # candidates for the range, as shares of the 
 class WeightScheme:
     """The quantization of weights; `dtype` is int8, uint8, int4, int3 or int2.
 
-    Below 8 bits, the end of the range is the share of the largest weight, from 0.3 to 1, that has
-    the smallest squared error. With few levels, clipping the largest weights reduces the error.
+    Below 8 bits, the end of the range is a share of the largest absolute weight. It is the share
+    from 0.3 to 1 with the smallest squared error: with few levels, clipping the largest weights
+    reduces the error.
     """
 
     dtype: str
@@ -46,8 +47,8 @@ class WeightScheme:
         a scale for each channel are always symmetric.
 
         Raises:
-            UnsupportedError: the settings ask for affine per-channel weights, which no backend's
-                convolution supports.
+            UnsupportedError: the settings ask for asymmetric weights with a scale for each channel,
+                which integer convolutions do not take.
         """
         if config.per_channel and config.symmetric.weights is False:
             raise UnsupportedError(
@@ -87,8 +88,6 @@ class WeightScheme:
 
     def grid(self, weights: NDArray[np.float32], axis: int) -> "Grid":
         """Return the grid of a layer's weights; `scale` and `zero_point` broadcast over them.
-
-        Corrections and fine-tuning learn on this grid.
 
         >>> weights = np.array([[-1.27, 0.635], [0.1, 0.2]], np.float32)
         >>> WeightScheme("int8").grid(weights, 0).quantize(weights).tolist()
@@ -138,8 +137,8 @@ def fit_bias(
     """Return weights [channels, ...] whose scales let the bias [channels] fit in 32 bits.
 
     A bias has the scale of the weights times that of the input. With weights near 0 the bias would
-    be cut off, so one weight of such a channel, or of the layer, is raised. With 8-bit inputs, the
-    raised weight adds less than 2**-14 of the largest bias to the output.
+    be clipped, so one weight of such a channel, or of the layer, is raised. With 8-bit inputs, this
+    changes the output by less than 2**-14 of the largest bias.
 
     >>> weights = np.array([[1e-9, 0], [1, 1]], np.float32)
     >>> (fit_bias(weights, np.array([4, 4], np.float32), 2**-7, True) * 2**23).tolist()
@@ -147,7 +146,7 @@ def fit_bias(
 
     Args:
         scale: the scale of the input.
-        per_channel: whether each channel has a scale; otherwise, the layer has a single one.
+        per_channel: whether each channel has a scale; otherwise the layer has one.
     """
     rows = weights.reshape(len(weights), -1)
     # A bias of 2**30 steps leaves room within 32 bits
@@ -190,10 +189,7 @@ def _least_error(
 
 @dataclass(frozen=True)
 class Grid:
-    """The scale and zero point of each weight, and the lowest and highest level.
-
-    `scale` and `zero_point` broadcast over the weights.
-    """
+    """The levels of weights; `scale` and `zero_point` broadcast over the weights."""
 
     scale: NDArray[np.float32]
     zero_point: NDArray[np.int64]

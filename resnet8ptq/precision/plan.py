@@ -28,8 +28,8 @@ class Plan:
 
     Attributes:
         default: the scheme of layers that are not in `bits`.
-        bits: bits of the weights by a layer's short name, see `graph.layers.weight_layers`. Layers
-            that stay in float are left out, see `split_bits`.
+        bits: bits by the short name of a layer (see `graph.layers.weight_layers`) or of a product
+            of attention. Those that stay in float are left out, see `split_bits`.
         undecided: whether the bits are still to be chosen.
     """
 
@@ -44,7 +44,7 @@ class Plan:
 
     @property
     def is_narrow(self) -> bool:
-        """Whether a layer may have fewer than 8 bits."""
+        """Whether a layer has fewer than 8 bits, or may get fewer."""
         return self.undecided or min(self.default.bits, *self.bits.values(), 8) < 8
 
     @property
@@ -70,7 +70,7 @@ class Plan:
     ) -> dict[str, str]:
         """Return the plan as MLflow params.
 
-        `planned_bits` is the plan as a setting, without layers that have the bits of the default.
+        `planned_bits` is `decided` as a setting, without layers that have the bits of the default.
 
         Args:
             layers: short names of the quantized layers.
@@ -90,7 +90,8 @@ class Plan:
             scheme = self.scheme(name)
             dtypes.add(scheme.dtype)
             has_7_bits = scheme.reduce_range and scheme.bits == 8
-            bits.add(7 if has_7_bits else scheme.bits)
+            width = 7 if has_7_bits else scheme.bits
+            bits.add(width)
         return {
             "planned_bits": "{" + ", ".join(own) + "}",
             "weight_dtype": ", ".join(sorted(dtypes)),
@@ -134,10 +135,10 @@ class Selection:
         op_types: operators to quantize; None for all.
         nodes_to_quantize: names of nodes to quantize; None for all.
         nodes_to_exclude: names of nodes that stay in float.
-        float_tail: whether nodes after the last layers stay in float; None if `keeps_tail` decides.
+        float_tail: whether nodes after the last layers stay in float; see `keeps_tail` for None.
         float_layers: short names of layers that stay in float; see `weight_layers` and
             `attention_products`.
-        bits: decided bits by short name, without the layers in float.
+        bits: decided bits by short name, without layers and products in float.
         attention: the quantized part of a network with attention: `weights`, `products` or `all`;
             `op_types` and `nodes_to_quantize` take precedence.
     """
@@ -171,7 +172,7 @@ class Selection:
 
 
 def split_bits(decisions: Decisions) -> tuple[dict[str, int], list[str]]:
-    """Return the decided bits by layer, and the layers that are decided to stay in float."""
+    """Return the decided bits by short name, and the names that are decided to stay in float."""
     bits = {}
     in_float = []
     for layer, width in (decisions.bits or {}).items():
@@ -186,8 +187,8 @@ def find_float_nodes(graph: onnx.GraphProto, selection: Selection) -> list[str]:
     """Return the names of the nodes that stay in float.
 
     The selection decides, and products with a constant vector always stay in float. `op_types`,
-    `nodes_to_quantize` and `float_tail` choose a Relu or Clip together with the node before it.
-    Frameworks fuse the two, and the range before the activation would cost half of the levels.
+    `nodes_to_quantize` and `float_tail` choose a fused Relu or Clip together with the node before
+    it. A range for the values between the two would waste about half of the levels.
 
     Raises:
         ConfigError: a node, an operator or a layer in float is unknown (the message has the nearest
@@ -234,9 +235,9 @@ def keeps_tail(graph: onnx.GraphProto, float_tail: bool | None) -> bool:
     """Return whether the nodes after the last layers stay in float.
 
     Args:
-        float_tail: the answer, if it is set. With None they stay in float if a Concat joins values
-            of different operators, such as coordinates in pixels and the scores of a Sigmoid. Such
-            values share no useful 8-bit scale.
+        float_tail: the answer, if it is set. With None, they stay in float if one of them is a
+            Concat that joins values of different operators, such as coordinates in pixels and the
+            scores of a Sigmoid. Such values share no useful 8-bit scale.
     """
     if float_tail is not None:
         return float_tail
@@ -262,7 +263,8 @@ def keeps_tail(graph: onnx.GraphProto, float_tail: bool | None) -> bool:
 def find_left_by_attention(graph: onnx.GraphProto, selection: Selection) -> list[onnx.NodeProto]:
     """Return the nodes that `attention` leaves in float; see `left_by_attention`.
 
-    There are none with `op_types` or `nodes_to_quantize`, which take precedence.
+    There are none with `attention=all`, nor with `op_types` or `nodes_to_quantize`, which take
+    precedence. Products with planned bits are left out.
 
     Raises:
         ConfigError: `precision.plan` gives a product of attention fewer than 8 bits.
@@ -279,6 +281,8 @@ def find_left_by_attention(graph: onnx.GraphProto, selection: Selection) -> list
                 "attention has no weights"
             )
         planned.add(products[name].name)
+
+    # Other settings, and `all`, leave nothing in float
     named = selection.op_types is not None or selection.nodes_to_quantize is not None
     if named or selection.attention == "all":
         return []
@@ -312,7 +316,7 @@ def _names_of(nodes: Iterable[onnx.NodeProto]) -> set[str]:
 
 
 def _activations_behind(graph: onnx.GraphProto, chosen: set[str]) -> set[str]:
-    """Return the names of the activations that are fused with a chosen node."""
+    """Return the names of each Relu and Clip that is fused with a chosen node."""
     outputs = set()
     for node in graph.node:
         if node.name in chosen:

@@ -32,7 +32,7 @@ class FakeQuantize(nn.Module):  # type: ignore[misc]
         super().__init__()
         low = min(initial[0], 0.0)
         high = max(initial[1], 0.0)
-        if high - low < 2**8 * torch.finfo(torch.float32).tiny:  # zeros have no steps in float32
+        if high - low < 2**8 * torch.finfo(torch.float32).tiny:  # its steps would underflow
             low = 0.0
             high = 1.0
         self.scheme = scheme
@@ -53,7 +53,7 @@ class FakeQuantize(nn.Module):  # type: ignore[misc]
         return float(low.detach()), float(high.detach())
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
-        """Return each value rounded to the nearest level; with `drop`, some values stay exact."""
+        """Return each value rounded to a level of the range; with `drop`, some stay exact."""
         rounded = Round.apply(values, *self.ends(), self.scheme.steps)
         if not self.drop:
             return rounded
@@ -63,11 +63,11 @@ class FakeQuantize(nn.Module):  # type: ignore[misc]
 def drop_rounding(rounded: torch.Tensor, exact: torch.Tensor, probability: float) -> torch.Tensor:
     """Return rounded values; each is replaced by its exact value with this probability.
 
-    Integer tensors, such as tokens, are returned exact.
+    Integer tensors, such as tokens, are returned unrounded.
     """
     if not exact.is_floating_point():
         return exact
-    # A mask of 1 or 0 takes half the time of torch.where and a comparison (torch 2.13).
+    # A mask of 1 and 0 takes half the time of torch.where with a comparison (torch 2.13)
     kept = torch.rand_like(exact).add_(probability).floor_()
     return rounded.lerp(exact, kept)
 
@@ -76,8 +76,8 @@ class Round(torch.autograd.Function):  # type: ignore[misc]
     """Rounds to `steps + 1` levels, with gradients for the values and both ends of the range.
 
     The gradients of the ends follow Esser et al., "Learned Step Size Quantization", ICLR 2020.
-    Within the range, d(rounded)/d(scale) is the rounding error in steps; beyond it, the rounded
-    value equals the end.
+    Within the range, d(rounded)/d(scale) is the rounding error in steps. Beyond the range, the
+    rounded value counts as its end.
     """
 
     @staticmethod
@@ -104,8 +104,9 @@ class Round(torch.autograd.Function):  # type: ignore[misc]
         scaled = (within * (rounded - values)).sum() / (high - low)
 
         # Split the gradients of clipped values between both ends
-        above = beyond = gradient.sum() - within.sum()
-        if low < 0:
+        beyond = gradient.sum() - within.sum()
+        above = beyond
+        if low < 0:  # otherwise no values lie below the range
             above = (gradient * (values > high)).sum()
         return within, beyond - above - scaled, above + scaled, None
 
@@ -128,15 +129,16 @@ class FakeQuantizeWeight(nn.Module):  # type: ignore[misc]
 class FakeQuantizeNarrowWeight(nn.Module):  # type: ignore[misc]
     """Rounds weights [out, ...] to few levels with a learned step (Esser et al., see `Round`).
 
-    The module learns the logarithm of the step's growth factor, as `FakeQuantize` does. The step is
-    limited so that the largest weight gets the last level. `WeightScheme.grid` then derives the
-    same step from the rounded weights.
+    The module learns the logarithm of the step's growth factor, as `FakeQuantize` does for ends.
+    The step is limited so that the largest absolute weight gets the last level. `WeightScheme.grid`
+    then derives the same step from the rounded weights.
     """
 
     def __init__(self, scheme: WeightScheme, weights: torch.Tensor) -> None:
         super().__init__()
         self.highest = scheme.levels[1]
-        self.dims = tuple(range(1, weights.ndim)) if scheme.per_channel else ()  # no axes, one step
+        # The axes that share a step; torch takes none as all
+        self.dims = tuple(range(1, weights.ndim)) if scheme.per_channel else ()
         step = scheme.grid(weights.detach().numpy(), axis=0).scale
         self.register_buffer("initial", torch.from_numpy(step))  # [out, 1, ..] or [1, 1, ..]
         self.log_growth = nn.Parameter(torch.zeros_like(self.initial))

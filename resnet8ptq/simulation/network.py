@@ -1,4 +1,4 @@
-"""Inserts fake quantization into a torch module of a network, at the tensors that are quantized."""
+"""Inserts fake quantization into a network's torch module, and reads the trained weights back."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ from resnet8ptq.simulation.fake_quantization import (
     FakeQuantizeWeight,
 )
 
-# The frameworks give the output of these operators the scale and zero_point of the input.
+# The frameworks give the output of these operators the scale and the zero point of the input.
 _SHARING = {
     "MaxPool",
     "Transpose",
@@ -72,7 +72,8 @@ def load_logits(onnx_path: Path) -> Any:
     """Load the network as a torch module that maps inputs [n, ...] to logits [n, classes].
 
     Raises:
-        UnsupportedError: the network does not end in a softmax, or onnx2torch cannot convert it.
+        UnsupportedError: the network does not end in a softmax or has several outputs, or
+            onnx2torch cannot convert it.
     """
     proto = onnx.load(onnx_path)
     last = proto.graph.node[-1]
@@ -101,7 +102,8 @@ def build_student(
         float_output: see `quantize_activations`.
 
     Raises:
-        UnsupportedError: see `load_logits`; or layers share weights, or have no weights to train.
+        UnsupportedError: see `load_logits`; or layers share weights, or a layer has no weights to
+            train.
     """
     graph = onnx.load(onnx_path).graph
     body = load_logits(onnx_path)
@@ -145,17 +147,18 @@ def quantize_activations(
     quantizers = {}
     if source in ranges:
         quantizers[source] = FakeQuantize(ranges[source], scheme)
-    # The frameworks do not quantize the input of a Relu or Clip that is fused.
+
+    # The frameworks do not quantize the input of a Relu or Clip that is fused
     fused = {}
     for node in fused_activations(graph):
         if node.name not in skipped:
             fused[node.input[0]] = node.output[0]
 
-    # Nodes whose output is rounded
+    # Round the outputs of the nodes, up to the last layer or the softmax
     nodes = list(graph.node)
     if nodes[-1].op_type == "Softmax":
         nodes.pop()
-    if float_output:  # leave out the last layer and all later nodes
+    if float_output:
         last = max(nodes.index(layer) for layer in weight_layers(graph).values())
         nodes = nodes[:last]
     sharing = _SHARING | {*scheme.level_pools}
@@ -180,7 +183,7 @@ def quantize_activations(
 def write_back(onnx_path: Path, student: Student) -> onnx.ModelProto:
     """Return the network with the student's weights and biases, under the same names.
 
-    Weights below 8 bits are rounded, because their grid is learned; others stay exact.
+    Weights below 8 bits are rounded, because their grid is learned; others are not rounded.
     """
     proto = onnx.load(onnx_path)
     tensors = Links(proto.graph).constants
@@ -201,7 +204,7 @@ def write_back(onnx_path: Path, student: Student) -> onnx.ModelProto:
 
 
 def _layers(graph: onnx.GraphProto) -> dict[str, onnx.NodeProto]:
-    """Return `weight_layers`; raise `UnsupportedError` if two of them share their weights."""
+    """Return `weight_layers`; raise `UnsupportedError` if two of the layers share their weights."""
     layers = weight_layers(graph)
     if len({node.input[1] for node in layers.values()}) < len(layers):
         raise UnsupportedError(

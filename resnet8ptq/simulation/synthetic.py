@@ -1,9 +1,9 @@
 """Makes calibration samples without data, from the statistics of batch normalization.
 
-A BatchNormalization holds the mean and the variance of its input on the training samples. As in Cai
-et al., "ZeroQ: A Novel Zero Shot Quantization Framework", CVPR 2020, section 3.1, gradient descent
-changes noise so that the network's values approach them. The graph is read before folding, which
-removes these numbers.
+A BatchNormalization holds the mean and the variance of its input on the training samples. Gradient
+descent changes noise until the inputs inside the network approach these statistics (Cai et al.,
+"ZeroQ: A Novel Zero Shot Quantization Framework", CVPR 2020, section 3.1). The graph is read before
+folding, which removes the statistics.
 """
 
 import logging
@@ -103,19 +103,16 @@ def make_samples(
 
 
 def _find_range(like: Split) -> tuple[float, float]:
-    """Return the smallest and the largest value of prepared pixels; infinite for other samples.
-
-    These are the values that pixels of 0 and 255 become.
-    """
+    """Return the ends of the values that prepared pixels can have; infinite for other samples."""
     stored = like.stored[:1]
     if stored.dtype != np.uint8:
         return -np.inf, np.inf
-    ends = [like.prepare(np.full_like(stored, level)) for level in (0, 255)]
+    ends = [like.prepare(np.full_like(stored, pixel)) for pixel in (0, 255)]
     return float(np.min(ends)), float(np.max(ends))
 
 
 def _read_statistics(graph: onnx.GraphProto) -> Statistics:
-    """Return mean and standard deviation [channels] of each BatchNormalization's input, by node.
+    """Return mean and standard deviation [channels] for each BatchNormalization, by node name.
 
     A node whose statistics are not constants is left out.
     """
@@ -137,7 +134,7 @@ def _learn(
     seed: int,
     device: torch.device,
 ) -> NDArray[np.float32]:
-    """Return inputs whose values inside the network approach these statistics.
+    """Return inputs with which the tensors before batch normalization approach these statistics.
 
     Args:
         shape: the shape of the inputs, [count, ...].
@@ -187,7 +184,9 @@ def _compare(
     _: Any,
     inputs: tuple[torch.Tensor, ...],
 ) -> None:
-    """Append a tensor's distance from the statistics to `losses`, in units of the deviation.
+    """Append the squared distance of a tensor's mean and deviation from the statistics to `losses`.
+
+    The distance is relative to the deviation.
 
     Args:
         inputs: the tensor [n, channels, ...], as the only input of a module.

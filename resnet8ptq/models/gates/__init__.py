@@ -13,8 +13,8 @@ EXPECTS_FP32 = "expected the FP32 model; to score this file beside it: resnet8pt
 def check(source: Path, name: str, inputs: Any) -> None:
     """Call a format's check, see `sources.formats`; a library's error becomes a `ModelError`.
 
-    The function is defined here so that the process that checks a file imports only this module and
-    that of the check.
+    It is defined here so that the process that checks a file imports few modules besides that of
+    the check.
 
     Args:
         name: the check, as `module:name`.

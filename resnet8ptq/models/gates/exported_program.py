@@ -85,8 +85,8 @@ def read_network(path: Path) -> dict[str, bytes]:
     """Return the records of a user's program, under the names that this package uses.
 
     The pickled sample inputs are dropped. So are the operators' origins in Python code and the
-    guards, which torch would look up and evaluate. Memory without values becomes zeros: it would
-    hold earlier values of the process.
+    guards, which torch would look up and evaluate. Memory without values becomes zeros, because it
+    would hold earlier values of the process. See `_clean` for the other changes.
 
     Raises:
         ModelError: the file is damaged, or holds more than `torch.export.save` writes for a network
@@ -145,7 +145,7 @@ def _clean(content: bytes) -> bytes:
         for key in _ORIGINS:
             if key in value:
                 value[key] = type(value[key])()
-        if "tensor_values" in value:
+        if "tensor_values" in value:  # the value is a graph
             value["nodes"] = [*_spell_out_weight_norms(value)]
         target = value.get("target")
         if isinstance(target, str) and target in _UNFILLED:

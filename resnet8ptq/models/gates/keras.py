@@ -181,7 +181,7 @@ def read_keras(path: Path) -> KerasFile:
 
 
 def find_objects(config: Any) -> Iterator[dict[str, Any]]:
-    """Yield each JSON object of a config, from the outermost inwards."""
+    """Yield each JSON object of a config, always before the objects inside it."""
     waiting = [config]
     while waiting:
         value = waiting.pop()
@@ -250,10 +250,14 @@ def _strange_object(value: dict[str, Any], where: str) -> Reasons:
     if kind == "__tuple__" and value.keys() == {"class_name", "items"}:
         yield from _strange_value(value["items"], where)
         return
+
+    # Messages name the layer
     if isinstance(config, dict):
         name = config.get("name", value.get("name"))
         if isinstance(name, str):
             where = f"layer {name!r:.100}"
+
+    # The class decides the form of the settings
     if kind == "function":
         if not _is_one_of(config, FUNCTIONS):
             yield _refusal(where, f"function {config}", "activation functions of Keras")
@@ -274,6 +278,8 @@ def _strange_origin(value: dict[str, Any], where: str) -> Reasons:
         yield _refusal(where, f"key {key}", "keys that Keras writes")
     if value.get("module") is not None and not _is_one_of(value["module"], MODULES):
         yield _refusal(where, f"module {value['module']}", "modules of Keras with layers")
+
+    # A registered name must be that of the class or function itself
     named = value.get("registered_name")
     own = (value["class_name"], value.get("config"))
     if named is not None and not (isinstance(named, str) and named in own):

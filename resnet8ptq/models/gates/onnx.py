@@ -75,8 +75,8 @@ def read_onnx(path: Path) -> onnx.ModelProto:
 
     Raises:
         ModelError: the file is too large, damaged, already quantized or optimized too far, or it
-            has data outside of its folder, operators of other domains, functions that cannot be
-            inlined, sparse tensors, or inputs that are no tensors.
+            has data outside of its folder, operators that are not allowed, functions that cannot
+            be inlined, sparse tensors, or inputs that are no tensors.
     """
     if path.stat().st_size > MAX_BYTES:
         raise ModelError(f"{path}: larger than 2 GiB; expected a file within protobuf's limit")
@@ -111,7 +111,7 @@ def _parse(content: bytes, path: Path) -> onnx.ModelProto:
 
 
 def _read_outside(proto: onnx.ModelProto, path: Path) -> bool:
-    """Load external data from files beside `path` into the model; return whether it has any."""
+    """Load external data from files beside `path` into the model; return whether it had any."""
     outside = [tensor for tensor in find_all(proto, TensorProto) if _is_external(tensor)]
     contents: dict[str, bytes] = {}  # contents of the files next to the model
     hashed = files.find_data_names(path) if outside else set()
@@ -293,7 +293,7 @@ def _check_model(proto: onnx.ModelProto) -> None:
 
 
 def _reasons_against(proto: onnx.ModelProto) -> Iterator[str]:
-    """Yield the reasons to refuse a file, except its layers: data, types and operators."""
+    """Yield the reasons to refuse a file for its data, types or operators."""
     tensors = list(find_all(proto, TensorProto))
     for tensor in tensors:
         if _is_external(tensor):
@@ -341,7 +341,7 @@ def _reasons_against(proto: onnx.ModelProto) -> Iterator[str]:
 
 
 def _reasons_not_to_quantize(proto: onnx.ModelProto) -> Iterator[str]:
-    """Yield why quantization would fail: there are no layers, or their weights are not FP32."""
+    """Yield why quantization would fail: no layers, or layers whose weights are not FP32."""
     weights = []
     for layer, tensor in find_weights(proto.graph):
         if tensor.data_type not in _INDICES:

@@ -1,8 +1,8 @@
 """Cuts an untrusted TensorFlow SavedModel to its inference graph, and checks its operators.
 
 TensorFlow's operators can read and write files and call Python. The check allows stateless
-operators that tf2onnx can convert, calls of functions, branches, loops, variables, and the few
-operators that restore variables. TensorFlow imports the graph only after the check.
+operators that tf2onnx can convert, calls of functions, branches, loops, assertions, variables, and
+the few operators that restore variables. TensorFlow imports the graph only after the check.
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -205,7 +205,7 @@ def _signature(meta: Any, folder: Path) -> Any:
 
 
 def _imported_ops() -> set[str]:
-    """Return the operators that inference may have, see the module."""
+    """Return the operators that inference may have, see the module's docstring."""
     import tf2onnx.onnx_opset  # noqa: F401  fills the table
     from tensorflow.python.framework import op_def_registry
     from tf2onnx.handler import tf_op
@@ -247,7 +247,10 @@ def _foreign_reads(graph: Any, filename: str) -> Iterator[str]:
 
     # Follow each path back to its origin
     for nodes, allowed in bodies:
-        passed_on = {node.name: node.input[0] for node in nodes if node.op == "Identity"}
+        passed_on = {}  # the source of each Identity
+        for node in nodes:
+            if node.op == "Identity":
+                passed_on[node.name] = node.input[0]
         for node in nodes:
             paths = []  # indices of the inputs that are paths
             if node.op == "RestoreV2":

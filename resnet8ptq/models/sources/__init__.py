@@ -1,6 +1,6 @@
-"""Readers of network file formats, one module for each.
+"""Readers of networks, one module for each file format and one for torch modules.
 
-Each reader has `read(source, sample) -> Network`, some with further settings. Readers run in a
+Each reader has `read(source, sample) -> Network`, some with further arguments. Readers run in a
 separate process for each file (see `model.load_network`), because some import TensorFlow, and a
 crash should end only that process.
 """

@@ -24,7 +24,8 @@ class Network:
     """The content of a network's file.
 
     Attributes:
-        proto: the graph as ONNX, normalized; its batch size is fixed only if the file fixes it.
+        proto: the graph as ONNX, in a supported opset; its batch size is fixed only if the file
+            fixes it.
         predict: runs the original in the framework of the file, on network inputs.
         source_opset: opset of an ONNX file, or of the export from another format.
         moved: the original batch axis of each input and output whose batch axis was moved to the

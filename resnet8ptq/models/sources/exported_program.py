@@ -71,7 +71,7 @@ def _to_onnx(program: Any, source: Path) -> onnx.ModelProto:
             try:
                 exported = torch.onnx.export(program, dynamo=True, verbose=False)
             except Exception as error:
-                cause: BaseException = error  # below torch's advice on reports
+                cause: BaseException = error  # torch wraps it in advice on reports
                 while cause.__cause__ is not None:
                     cause = cause.__cause__
                 raise ModelError(f"{source}: torch cannot export it ({one_line(cause)})") from None
@@ -79,9 +79,9 @@ def _to_onnx(program: Any, source: Path) -> onnx.ModelProto:
 
 
 def _store_attention(program: Any) -> None:
-    """Copy the outputs of attention to memory in their own order, in place.
+    """Copy each output of attention to memory in the order of its axes, in place.
 
-    torch then decomposes attention into products, whose outputs have an order that differs from the
+    torch decomposes attention into products, whose outputs have another memory order than the
     kernel's. A view that fits one order may not fit the other.
     """
     attention = torch.ops.aten.scaled_dot_product_attention.default

@@ -17,9 +17,9 @@ class Format:
         reader: the function that reads the format, as `module:name`, written out because
             `core.code` searches for it.
         suffixes: allowed file suffixes, in lower case; empty for any.
-        magic: position and bytes that identify the format; None if the name alone does.
-        check: the function, as `module:name`, that refuses damaged and unsafe files without
-            reading the network; empty if only the reader does.
+        magic: position and bytes that identify the format in a file; None if the name does.
+        check: the function, as `module:name`, that refuses damaged and unsafe files before the
+            data set is read; empty if only the reader refuses them.
         contains: a file that identifies a folder of this format; None if the format is a single
             file.
     """

@@ -78,7 +78,7 @@ def load_keras(source: Path) -> Any:
 
 
 def _input_specs(model: Any, source: Path, sample: Sample) -> list[Any]:
-    """Return the `TensorSpec` of each input; free sizes are those of the sample.
+    """Return the `TensorSpec` of each input; with a sample, free sizes are those of the sample.
 
     Raises:
         ModelError: the sample does not fit the inputs.

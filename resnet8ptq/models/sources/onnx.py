@@ -118,7 +118,7 @@ def read_graph(source: Path, inputs: Mapping[str, Any]) -> ReadGraph:
         proto = widening.to_float32(proto, dtype)
         original = proto.SerializeToString()
 
-    # Make the graph to quantize: basic operators, no branches, batch axis first
+    # Make the graph to quantize, with basic operators, decided branches, and the batch axis first
     if gate.SCALER in operators:
         proto = rewrite(proto, [normalization.write_scalers])
     if "Einsum" in operators:
@@ -196,6 +196,8 @@ def to_supported(proto: onnx.ModelProto, source: Path, sample: Sample) -> onnx.M
     converted = normalization.normalize(normalization.raise_opset(proto, source))
     inputs = read_contract(converted.graph).inputs
     check_inputs(inputs, source, sample)
+
+    # Samples cannot fill an input without a batch axis
     for value, tensor in zip(converted.graph.input, inputs, strict=True):
         if is_scalar(value):
             mend = ""
