@@ -243,7 +243,7 @@ def _shape_outputs(
 
 
 def _suggest_outputs(names: Sequence[str]) -> str:
-    """Return the end of a message with a setting that keeps only these outputs; empty without any."""
+    """Return the end of a message: the setting that keeps only these outputs; empty without any."""
     return f"; try model.outputs=[{','.join(names)}]" if names else ""
 
 
