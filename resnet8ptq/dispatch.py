@@ -37,7 +37,7 @@ def run_or_analyse(settings: Settings, folder: Path, recorder: Recorder) -> RunR
         recorder: the open run.
 
     Returns:
-        The result; `unsupported` if the framework does not support the combination.
+        The result; `unsupported` after an `UnsupportedError`.
     """
     recorder.log_config(settings.config)
     name = settings.config.analysis.name
@@ -66,7 +66,7 @@ def _file_check(settings: Settings, folder: Path) -> "FileCheck":
 
 
 def inspect(settings: Settings, data_given: bool) -> None:
-    """Describe the network, or the file, and record nothing.
+    """Describe the network, or another program's file, and record nothing.
 
     Args:
         settings: see `settings.resolve_to_inspect`.

@@ -316,8 +316,8 @@ def exit_code(error: Exception) -> int:
 def explain(error: BaseException) -> str:
     """Return an error in one line without secrets.
 
-    Errors of Hydra and OmegaConf are written anew with key, value and accepted values, because
-    their texts describe internals or lack the mend.
+    Usual errors of Hydra and OmegaConf are written anew with key, value and accepted values,
+    because their texts describe internals or lack the mend.
     """
     text = str(error)
 

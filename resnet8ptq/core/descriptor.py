@@ -17,7 +17,7 @@ FILE = "file"  # this backend only scores files of other programs
 
 @dataclass(frozen=True)
 class Search:
-    """The steps that `experiment=auto` takes with a backend.
+    """The start and the abilities of a backend, from which `experiment=auto` takes its steps.
 
     Attributes:
         start: settings of the plain 8-bit configuration.
@@ -80,7 +80,7 @@ class Backend:
         single_input: whether networks must have exactly one input; it must be float32, except in
             the formats of `converts`.
         converts: formats of networks that the framework's own converter quantizes as a whole.
-        search: the start and the steps of `experiment=auto`.
+        search: the start and the abilities for `experiment=auto`.
         advice: a module with `advise` and `sweep`, see `backends.advice`; if empty, the advice is
             `search.start`.
         reads: suffixes of the files of other programs that `reader` reads.

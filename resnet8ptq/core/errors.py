@@ -44,7 +44,7 @@ class ParityError(ModelError):
 
 
 class QuantizationError(PtqError):
-    """The framework failed to quantize, or quantized nothing."""
+    """Quantization failed, or would quantize nothing."""
 
 
 class TrackingError(PtqError):
@@ -52,7 +52,7 @@ class TrackingError(PtqError):
 
 
 class UnsupportedError(PtqError):
-    """Settings cannot be run together, mostly because the framework lacks a feature.
+    """The settings cannot be run here, mostly because the framework does not support them.
 
     A run records the reason as its result.
     """

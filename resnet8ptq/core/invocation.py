@@ -48,7 +48,7 @@ _SHOWN = re.compile(rf"(^ +|`|: ){SCRIPT} (\w+)", re.M)
 
 
 def adapt(usage: str) -> str:
-    """Return a help text, with its commands started as `command` starts them."""
+    """Return a help text in which each command begins as `command` writes it."""
     return _SHOWN.sub(lambda match: match[1] + command(match[2]), usage)
 
 

@@ -211,8 +211,7 @@ def move(
 def sample(
     grid: NDArray[Any], rows: NDArray[np.float64], columns: NDArray[np.float64]
 ) -> NDArray[np.float32]:
-    """Return bilinearly interpolated values of a grid; positions beyond an edge get the edge's
-    value.
+    """Return bilinearly interpolated values of a grid; beyond an edge, values stay constant.
 
     Args:
         rows, columns: positions; 0 is the centre of the first pixel.

@@ -116,7 +116,7 @@ class Paths:
 
 
 def find_files(benchmark: BenchmarkConfig, named: Paths, quantizes: bool = True) -> Paths:
-    """Return the paths, with the benchmark's files in place of None where it has one.
+    """Return the paths; a file of the benchmark, if it has one, replaces each None.
 
     Args:
         named: the paths of the settings.

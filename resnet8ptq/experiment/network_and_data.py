@@ -187,7 +187,7 @@ _WITHOUT = {
 
 
 def _training(config: QuantizationConfig) -> dict[str, bool]:
-    """Return whether each setting is set that trains the network as a whole, in torch."""
+    """Return for each setting that trains the whole network in torch whether it is set."""
     return {
         "method=qat": config.method == "qat",
         "corrections.reconstruction=true": config.corrections.reconstruction,

@@ -61,9 +61,9 @@ def _find_weights(graph: onnx.GraphProto) -> tuple[int, int, int]:
 
 
 def _has_silu(graph: onnx.GraphProto) -> bool:
-    """Return whether a tensor is multiplied by its own sigmoid, or hard sigmoid.
+    """Return whether a tensor is multiplied by its sigmoid (SiLU, Elfwing et al., 2018).
 
-    The former is SiLU (Elfwing et al., 2018).
+    A hard sigmoid counts too.
     """
     gates = {}  # the gated tensor of each sigmoid
     for node in graph.node:

@@ -49,7 +49,7 @@ def check(
 
     The suggestion is an order of the classes or a usual preprocessing, if one is clearly better on
     training samples with labels. Float inputs without labels cannot be checked, so the function
-    only logs their preprocessing.
+    logs their preprocessing.
 
     Args:
         dataset: the data set, arranged for the network.

@@ -27,7 +27,7 @@ Check = Callable[[Split], object]  # raises ConfigError for samples that the tas
 
 @dataclass(frozen=True)
 class SamplesByRole:
-    """The samples of a run, by their roles.
+    """The samples of a run or an analysis, by their roles.
 
     Attributes:
         data: the data set for the network; its test split holds the reported samples.

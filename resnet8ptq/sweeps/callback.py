@@ -1,6 +1,6 @@
 """Hydra's callback, which begins a sweep before the first job; `core.command.finish` closes it.
 
-The parent run is created before the first job. Jobs in other processes read the run's id from a
+The parent run is created before the first job runs. Jobs in other processes read its id from a
 file in the sweep's folder. If the jobs run in this process, Hydra composes them while MLflow is
 imported.
 """

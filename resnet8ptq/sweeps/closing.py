@@ -206,7 +206,7 @@ def _has_analyses(running: RunningSweep) -> bool:
 
 
 def _is_earlier(running: RunningSweep, record: RunRecord) -> bool:
-    """Return whether a run had ended before this command, in any folder."""
+    """Return whether a run ended before this command; a run outside the sweep's folder did."""
     if running.shared.folder not in Path(record.folder).parents:
         return True
     begun = time.time() - (time.monotonic() - running.command_begun_s)

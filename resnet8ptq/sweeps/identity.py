@@ -46,7 +46,8 @@ def tag(settings: Settings | Unresolved) -> dict[str, str]:
 def hash_run(settings: Settings) -> str:
     """Return a hexadecimal hash; runs with the same hash would repeat each other.
 
-    The hash covers settings, code, versions of the frameworks, and the content of all input files.
+    The hash covers the settings that can change a result, the code, the versions of the frameworks,
+    and the content of all input files.
     It does not cover the CPU, because the jobs of a sweep may run on several kinds of CPU.
 
     Raises:

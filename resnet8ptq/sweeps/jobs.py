@@ -113,7 +113,7 @@ def prepare_workers() -> None:
 def to_picklable(error: Exception) -> Exception:
     """Return an error that the parent process can unpickle, with the traceback as a note.
 
-    If the error itself cannot be pickled, which would end the sweep, it is an error with its text.
+    An error that cannot be pickled would end the sweep, so an error with its text replaces it.
     """
     trace = "".join(traceback.format_exception(error))
     error = portable(error)

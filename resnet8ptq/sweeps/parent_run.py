@@ -1,4 +1,4 @@
-"""Opens the parent run of a sweep in the store, completes it by the jobs' runs, and ends it.
+"""Opens the parent run of a sweep in the store, adds missing runs of the jobs, and ends it.
 
 The functions run in the process that has MLflow (`core.background`). They import MLflow themselves,
 because the process of the jobs does not need it.

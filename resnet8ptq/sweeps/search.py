@@ -226,7 +226,7 @@ class SettingsSearch:
 
         Every step fits until one is measured. For a step that can end early with the best so far,
         it is enough if a part fits. While no model of the backend passes, time is also kept for the
-        last resorts, which quantize only the weights, in 8 or 16 bits.
+        last resorts, which store only the weights in fewer bits, in 8 or 16.
         """
         expected_s = expect_s(step, self.tried) * step.part
         later_s = self._confirm_s() + self._reserve_s(step)

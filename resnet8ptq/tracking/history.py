@@ -199,7 +199,7 @@ def load_compared(store: Store, parent_id: str) -> list[RunRecord]:
 
 
 def find_parent(store: Store, filters: str = "tags.kind = 'sweep'") -> RunRecord | None:
-    """Return the experiment's newest run that matches the filter, by default a sweep, or None."""
+    """Return the experiment's newest run that matches the filter, by default a sweep; else None."""
     newest = find_runs(store, filters, most=1)
     if not newest:
         return None

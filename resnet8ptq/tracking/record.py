@@ -87,7 +87,7 @@ def _assessed(about: str, default: Any = None) -> Any:
 
 
 class RunRecord(BaseModel):
-    """One run: finished, in progress, or the parent run of a sweep.
+    """One run, ended or in progress, or the parent run of a sweep.
 
     A store is untrusted, so fields of the types `Text`, `Number` and `Count` hold only printable
     texts and finite numbers. A missing text has the default of its field, usually empty or `?`. A

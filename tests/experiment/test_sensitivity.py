@@ -1,9 +1,11 @@
 """Layer sensitivity, and the choice of nodes that it rests on."""
 
 import csv
+import math
 import re
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import mlflow
 import numpy as np
@@ -24,6 +26,7 @@ from resnet8ptq.graph.layers import weight_layers
 from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.precision.plan import Selection, find_float_nodes
 from resnet8ptq.tasks.classification import ACCURACY
+from resnet8ptq.tasks.scoring.outputs import Outputs
 from tests.helpers.calling import call
 from tests.helpers.configs import make_config
 from tests.helpers.factories import THREADS, quantize_network, quantizer_of
@@ -199,6 +202,18 @@ def test_network_is_cut_before_its_softmax(shapes, shapes_model, tmp_path):
     exponentials = np.exp(logits - logits.max(axis=1, keepdims=True))
     probabilities = exponentials / exponentials.sum(axis=1, keepdims=True)
     np.testing.assert_allclose(probabilities, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("sqnr_db", "output", "expected"),
+    [(12.5, 1.0, 12.5), (None, 1.0, math.inf), (None, np.nan, -math.inf)],
+)
+def test_outputs_of_nan_have_the_lowest_sqnr(sqnr_db, output, expected):
+    outputs = Outputs((np.full((2, 3), output, np.float32),))
+    compared = SimpleNamespace(
+        comparison=SimpleNamespace(sqnr_db=sqnr_db), evaluation=SimpleNamespace(outputs=outputs)
+    )
+    assert sensitivity.find_sqnr_db(compared) == expected
 
 
 def test_figure_has_a_row_for_each_layer():

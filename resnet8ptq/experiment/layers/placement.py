@@ -1,5 +1,4 @@
-"""`precision.placement=measured`: uses 8 bits only where they are faster on the machine that runs
-the file.
+"""`precision.placement=measured`: uses 8 bits only where they are measured to save time.
 
 Q and DQ around a small layer can cost more than its integer kernel saves. The network is cut into
 blocks, in the order of execution. Two files for each cut, quantized before it or after it, are

@@ -111,8 +111,8 @@ def log_model(store: Store, run_id: str, journal: Journal, folder: Path) -> None
     A run without `Journal.model` logs none. The folder must hold the artifact and `EXAMPLE`.
 
     Raises:
-        TrackingError: the artifact or the example is missing, a link or another kind of file, or
-            MLflow has refused the model.
+        TrackingError: the artifact or the example is not a regular file, the store's folder for
+            models does not belong to it, or MLflow has refused the model.
     """
     described = journal.model
     if described is None or find_model(store, run_id) is not None:
@@ -198,10 +198,10 @@ def _pin(backend: Backend) -> list[str]:
 
 
 def _find_backend(journal: Journal, path: Path) -> Backend:
-    """Return the run's backend if it writes such files, or else the first backend that does.
+    """Return the run's backend if it writes files with this suffix, else the first that does.
 
     Raises:
-        TrackingError: no backend writes such files.
+        TrackingError: no backend writes files with this suffix.
     """
     writers = [one for one in find_backends().values() if path.suffix in one.suffixes]
     if not writers:

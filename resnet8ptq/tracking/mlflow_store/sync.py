@@ -143,7 +143,7 @@ class Arguments(StoreArguments):
 
 
 def main(words: list[str]) -> None:
-    """Log the missing runs; print a line for each logged, killed or running run, and the counts."""
+    """Log the missing runs; print them, their counts, and the commands of the sweeps' reports."""
     asked = command.parse_words(words, Arguments, __doc__)
     folder = Path(asked.folder)
     if not folder.is_dir():
