@@ -11,10 +11,10 @@ goal=best: the smallest loss
 minutes=10: time for all jobs; a job starts only if it is expected to fit
 
 It starts with plain 8 bits, finds the causes of the loss, tries settings against them, and confirms
-the best model on the test samples, which are not used for choices. It prints each step with its
-reason, and the winner with its file as one `resnet8ptq run` line. The best model so far is a file
-in the sweep's folder from the first step on, also after an error of a step, Ctrl-C or the end of
-the time. All settings of `resnet8ptq run` apply to every step, see `resnet8ptq run --help`; the
+the best model on test samples that no choice uses, if there are enough. It prints each step with
+its reason, and the winner with its file as one `resnet8ptq run` line. The best model so far is a
+file in the sweep's folder from the first step on, also after an error of a step, Ctrl-C or the end
+of the time. All settings of `resnet8ptq run` apply to every step, see `resnet8ptq run --help`; the
 command is short for `resnet8ptq run experiment=auto`. Ctrl-C prints the command to continue.
 
 Exit codes: 0 the winner passes; 3 no model passes, and the closest fails, or none is worth

@@ -215,7 +215,7 @@ def _without_masks(evaluation: Evaluation) -> list[NDArray[Any]]:
 
 
 def find_silent(evaluator: Evaluator, compared: Compared, samples: Split) -> str:
-    """Return a sentence on an output that only FP32 varies over samples; empty without one."""
+    """Return a sentence on a silent output, see `Scope.find_silent`; empty if there is none."""
     outputs = compared.evaluation.outputs
     names = [output.name for output in evaluator.network.contract.outputs]
     fp32 = evaluator.baseline(samples).outputs.first(len(outputs))

@@ -102,8 +102,8 @@ class SettingsSearch:
 
         If the best model passes on the selection samples only, the search goes on, up to
         `report.confirmations` models. It also ends if the reported samples show no loss, or only a
-        small one on too few samples, see `searching.loses_nothing`. A step that fails does not end
-        the search.
+        small one on too few samples, see `searching.loses_nothing`. A single step that fails does
+        not end the search.
 
         Raises:
             ConfigError: each first step has conflicting settings or lacks training samples.
@@ -226,7 +226,7 @@ class SettingsSearch:
 
         Every step fits until one is measured. For a step that can end early with the best so far,
         it is enough if a part fits. While no model of the backend passes, time is also kept for the
-        last resorts, which store only the weights in fewer bits, in 8 or 16.
+        last resorts, which store only the weights in fewer bits (8 or 16).
         """
         expected_s = expect_s(step, self.tried) * step.part
         later_s = self._confirm_s() + self._reserve_s(step)

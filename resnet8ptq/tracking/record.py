@@ -443,7 +443,7 @@ class RunRecord(BaseModel):
 
     @property
     def class_names(self) -> tuple[str, ...]:
-        """The class names; empty for a task without classes.
+        """The class names; empty for a task without classes, or with many (see `Task.few_names`).
 
         Raises:
             TrackingError: the tag is not a list of names.
