@@ -1,1 +1,1 @@
-"""The settings of a run: schema, limits, the command line and loading."""
+"""The settings of a run: schema, limits, loading, names, the command line and its help."""

@@ -1,7 +1,7 @@
 """Prints `--help`: the most common keys, the keys of a group or topic, or the page of `all`.
 
-`FIRST` explains the most common keys. The YAML files of `conf/` explain all others: the comment on
-a key's line explains the key, and the comment above an option's keys explains the option.
+The short page shows `FIRST`. The other pages are made from the YAML files of `conf/`: the comment
+on a key's line explains the key, and the first comment of an option's file explains the option.
 """
 
 import shutil
@@ -53,7 +53,7 @@ FIRST = (
 
 
 def print_page(conf: Path, words: Sequence[str], own: Path | None = None) -> None:
-    """Print the help page: the first keys, or the topics and the options that the words name.
+    """Print the help page: the first keys, all keys, or the topics and options in the words.
 
     Raises:
         ConfigError: a topic is unknown.
@@ -72,7 +72,8 @@ def print_page(conf: Path, words: Sequence[str], own: Path | None = None) -> Non
         page = show_all(conf, chosen, own)
     elif topics or chosen:
         pages = [show_topic(conf, topic, own=own) for topic in topics]
-        pages += [show_topic(conf, group, option, own) for group, option in chosen.items()]
+        for group, option in chosen.items():
+            pages.append(show_topic(conf, group, option, own))
         page = "\n\n".join(pages)
     else:
         page = show_first(conf, own)
@@ -274,7 +275,7 @@ def _describe(path: Path) -> str:
 
 
 def _read_option(options: Mapping[str, Path], group: str, option: str) -> list[Key]:
-    """Return the keys of an option, after those of the option that it extends."""
+    """Return the keys of an option, with those of the option that it extends."""
     text = options[f"{group}/{option}"].read_text("utf-8")
     prefix = "" if text.startswith(_GLOBAL) else f"{group}."
     listed = read_keys(text, prefix)

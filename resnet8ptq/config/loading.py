@@ -109,8 +109,8 @@ def load_config(path: Path, trusted: bool = True) -> RunConfig:
             values only: nothing that is imported, called or looked up. See also `without_paths`.
 
     Raises:
-        ConfigError: the file is missing, is not a run's config, has a value outside its limit, or
-            holds more than plain values without `trusted`.
+        ConfigError: the file is missing, is not a run's config, or has a value outside its limit.
+            Without `trusted`: the file holds more than plain values, or names code.
     """
     try:
         text = files.read_bytes(path, MAX_BYTES).decode("utf-8")
@@ -340,6 +340,7 @@ def _find_conditions_of_plan(config: RunConfig) -> Iterator[limits.Condition]:
     Raises:
         ConfigError: a limit is set without `auto`.
     """
+    # A limit tells `auto` which plan to search
     precision = config.precision
     limits_set = 2 - [precision.max_bytes, precision.max_drop].count(None)
     if precision.plan == "auto":
@@ -352,6 +353,8 @@ def _find_conditions_of_plan(config: RunConfig) -> Iterator[limits.Condition]:
             yield ("method", method, method == "static", "static with precision.max_drop")
     elif limits_set:
         raise ConfigError("precision.max_bytes, max_drop: have no effect without plan=auto")
+
+    # Bits need a dtype of integers
     if precision.plan is not None:
         dtype = config.dtype
         yield ("dtype.name", dtype.name, not dtype.is_float, "others with precision.plan")

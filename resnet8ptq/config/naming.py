@@ -1,4 +1,4 @@
-"""Names of runs (framework, dtype, calibration, granularity) and of networks."""
+"""Names of runs, such as `onnx-int8-minmax-per_tensor`, and of networks."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,11 +18,11 @@ _BLOCK_SIZE = "weight_only.block_size"
 
 @dataclass(frozen=True)
 class Combination:
-    """The settings that distinguish the runs of a sweep.
+    """The settings that name a run.
 
     Attributes:
         path: path of a file quantized by another program; else empty.
-        fp32: the framework of the FP32 baseline of a file quantized by another program.
+        fp32: the framework of such a file's FP32 baseline; empty if it is not known yet.
         in_blocks: whether blocks of weights share a scale, with method=weight_only.
     """
 
@@ -71,6 +71,8 @@ class Combination:
         per_channel = params.get("per_channel") == "true"
         if backend == FILE:
             path = params.get("backend.path", "")
+            if path == "null":
+                path = ""
             return cls(
                 backend,
                 flow=None,
@@ -78,7 +80,7 @@ class Combination:
                 method=method,
                 calib=calib,
                 per_channel=per_channel,
-                path="" if path == "null" else path,
+                path=path,
                 fp32=params.get("fp32_framework", ""),
             )
 
@@ -192,7 +194,7 @@ def _dtype_of_file(params: Mapping[str, str]) -> str:
 
 
 def name_network(config: ModelConfig) -> str:
-    """Return the default of `model.name`: the name of the class, of the file, or `resnet8`."""
+    """Return the default of `model.name`: the name of the callable, of the file, or `resnet8`."""
     if config.module:
         return config.module.rpartition(".")[2]
     if config.path:

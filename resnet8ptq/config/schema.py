@@ -416,7 +416,7 @@ class PreprocessConfig:
 
 @dataclass
 class EvaluateConfig:
-    """The scored samples, and the rule that stops scoring."""
+    """The evaluation: its batch size, the scored samples, and the rule that stops scoring."""
 
     batch_size: int | None = limited(None, *limits.COUNT)
     split: str = limited("test", one_of("test", "held_out", "choice"))
@@ -476,7 +476,7 @@ class SweepConfig:
 
 @dataclass
 class BenchmarkConfig:
-    """A benchmark of a suite: its files and its target; see `experiment.mlperf_tiny`."""
+    """A benchmark of a suite: its files and its target value; see `experiment.mlperf_tiny`."""
 
     name: str | None = None
     folder: str | None = limited(None, only=_SUITE, is_path=True)

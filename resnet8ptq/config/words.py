@@ -1,8 +1,8 @@
-"""Checks the command-line words of `resnet8ptq run`, before Hydra reads them.
+"""Checks the command-line words of `resnet8ptq run`, before Hydra reads them, and writes settings.
 
 A typo is reported in one line, before a framework is imported or a run is recorded. The listed
 values of a sweep are all checked before the first job starts. After Hydra has composed the config,
-`find_idle` reports settings without effect.
+`find_idle` reports settings without effect. `quote`, `assign` and `as_list` follow Hydra's grammar.
 """
 
 import argparse
@@ -49,7 +49,8 @@ def check_and_arrange(words: Sequence[str], conf: Path, own: Path | None = None)
         own: the user's folder of further options, if any.
 
     Raises:
-        ConfigError: a setting or option is unknown, a word has no key, or a value is not accepted.
+        ConfigError: a setting or option is unknown, a word has no key, a value is not accepted, two
+            modes are given, or the package and the user both have a chosen option.
     """
     parser = get_args_parser()
     words = list(map(_complete_analysis, words))
@@ -72,7 +73,7 @@ def check_and_arrange(words: Sequence[str], conf: Path, own: Path | None = None)
         groups[name] = [*dict.fromkeys([*ours, *options])]
     _check_spaces(settings, groups)
 
-    # The user's own config folders may add options to the groups
+    # A search path may add options that `groups` lacks
     typed = [parse(word) for word in settings]
     is_searched = bool(known.config_dir or known.config_path)
     is_local = True
@@ -95,7 +96,7 @@ def check_and_arrange(words: Sequence[str], conf: Path, own: Path | None = None)
 
 
 def _complete_analysis(word: str) -> str:
-    """Add the `+` that Hydra needs before `analysis`, but not before other groups."""
+    """Add the `+` that Hydra needs before `analysis`, which its defaults list lacks."""
     return f"+{word}" if word.startswith("analysis=") else word
 
 
@@ -130,9 +131,9 @@ def is_group(key: str) -> bool:
 def is_plain(word: str) -> bool:
     """Return whether a setting from another person is safe to repeat.
 
-    The key must be a group or in the schema, and name no code, command, store or cache. The value
-    must not be a sweep, import code or refer to other values (`${...}`). Lists and dicts are safe
-    if their values are.
+    The key must be a group or in the schema, and name no code, command, store or cache. The setting
+    must not delete a key. The value must not be a sweep, import code or refer to other values
+    (`${...}`). Lists and dicts are safe if their values are.
     """
     try:
         override = parse(word)
@@ -195,7 +196,9 @@ def as_list(names: Iterable[str]) -> str:
     items = []
     for name in names:
         needs_quotes = not re.fullmatch(r"[\w./:-]+", name)
-        items.append(quote(name) if needs_quotes else name)
+        if needs_quotes:
+            name = quote(name)
+        items.append(name)
     return f"[{','.join(items)}]"
 
 
@@ -288,6 +291,8 @@ def _find_option(word: str, groups: dict[str, list[str]]) -> str:
         return "leave the name of the program out"
     if Path(word).suffix or "/" in word:
         return f"a file needs its key, such as model.path={word} or data.root={word}"
+
+    # The word may be an option without its group
     near = nearest(word, [*itertools.chain.from_iterable(groups.values())])
     owners = [f"{name}={near}" for name, options in groups.items() if near in options]
     if not owners:
@@ -412,7 +417,7 @@ def _check_group(override: Override, groups: dict[str, list[str]], whole: bool) 
 
 
 def _check_once(override: Override, twice: Mapping[str, Collection[str]]) -> None:
-    """Raise `ConfigError` if a user's option has the name of a package option."""
+    """Raise `ConfigError` for a chosen option that the user and the package both have."""
     group = override.key_or_group
     for value in values(override):
         if value in twice.get(group, ()):
@@ -453,7 +458,9 @@ def _check_brackets(override: Override) -> None:
 
     # Untyped settings may take a list too
     listed_values = values(override)
-    faults = [_fault(key, path[-1].metadata, listed_values, local=False) for path in paths]
+    faults = []
+    for path in paths:
+        faults.append(_fault(key, path[-1].metadata, listed_values, local=False))
     takes_list = kinds and all("Any" in kind for kind in kinds) and not any(faults)
     if takes_list:
         raise ConfigError(
@@ -466,10 +473,11 @@ _WITH_OPTIONS = {"backend": BackendConfig, "data": DataConfig, "task": TaskConfi
 
 
 def _check_shared(typed: Sequence[Override], conf: Path) -> None:
-    """Raise `ConfigError` for a setting that an option of its swept group lacks.
+    """Raise `ConfigError` for a setting that only some options of its swept group have.
 
-    Hydra first composes a sweep without the swept settings, and its error would blame the group's
-    default option.
+    The setting is also refused if the group's default option lacks it, unless an experiment is
+    chosen or the setting is swept. Hydra first composes a sweep without the swept settings, and its
+    error would blame the default option.
     """
     chosen = {override.key_or_group: override for override in typed}
     for override in typed:
@@ -599,7 +607,7 @@ def _unmet(
     typed: Sequence[Override],
     swept: Sequence[Override],
 ) -> str | None:
-    """Return the first condition that no job fulfils, as text; None if all are fulfilled."""
+    """Return the first condition that no job fulfils, as text; None if some job fulfils each."""
     for key, limit in conditions:
         got = _job_values(key, config, typed=typed, swept=swept)
         if not any(limit.holds(value) for value in got):

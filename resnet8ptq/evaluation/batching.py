@@ -112,7 +112,8 @@ def find_batching(
     if not runtime.threads_fixed and threads > 2 and threads // 2 <= most:
         ways.add((1, threads // 2))
     widest = max(ways, key=_at_once)
-    sizes = sorted({min(size, most // _at_once(widest)) for size in sizes})
+    largest = most // _at_once(widest)
+    sizes = sorted({min(size, largest) for size in sizes})
     if batch_size and sizes[0] < min(batch_size, split.at_once or batch_size):
         log.warning(
             "evaluate.batch_size: %d samples at once exceed the memory budget of %.1f GB; using %d",

@@ -190,9 +190,9 @@ class Evaluator:
     def _convert(self, network: Fp32Model, samples: Split) -> Path:
         """Return the file of the FP32 network in the framework.
 
-        The cache keeps the file by content, because a conversion may take 20 seconds, and each role
-        of samples needs a baseline. The file depends on the shape and dtype of the samples, not on
-        their values.
+        The cache keeps the file by the network's content, because a conversion may take 20 seconds,
+        and each role of samples needs a baseline. The file depends on the shape and dtype of the
+        samples, not on their values.
         """
         # Inputs of another shape or dtype need another file
         inputs = samples.zeros
@@ -274,7 +274,7 @@ class Evaluator:
     def baseline_scores(self, samples: Split) -> Scores:
         """Return the scores of the FP32 network in the framework, see `baseline`.
 
-        The scores of the same samples are computed once.
+        This evaluator computes the scores of the same samples once.
         """
         key = f"{_backend(self.fp32_quantizer)} {samples.digest}"
         if key not in self._known_scores:
@@ -351,8 +351,8 @@ class Evaluator:
     ) -> tuple[list[Predictor], Batching]:
         """Return copies of the artifact at `path`, loaded to run in parallel, and their batching.
 
-        The batching is that of the settings or the fastest one. On a target, there is one copy, and
-        no measurement.
+        The settings may fix the batching, and `find_batching` finds the rest. On a target, there is
+        one copy, and no measurement.
         """
         config = quantizer.config
         size = batch_size or self.batch_size

@@ -1,4 +1,4 @@
-"""Runs a model on a split of a data set."""
+"""Runs a model on a split of a data set, and collects its outputs, logits and targets."""
 
 import time
 from collections.abc import Sequence
@@ -97,7 +97,7 @@ def extend(before: Evaluation | None, after: Evaluation) -> Evaluation:
     if before is None:
         return after
     joined = _join([before.outputs.values, after.outputs.values])
-    whole = replace(after.outputs, values=joined)  # outputs of hits have no raw part
+    whole = replace(after.outputs, values=joined)  # tasks of hits reduce nothing, so `raw` is empty
     return replace(after, outputs=whole, seconds=before.seconds + after.seconds)
 
 

@@ -61,7 +61,7 @@ class Timings:
 
 @dataclass(frozen=True)
 class ModelLatency:
-    """The timings of a model and of its FP32 baseline, which is None for dtype=fp32."""
+    """The timings of a model and of its FP32 baseline; without a baseline for dtype=fp32."""
 
     model: Timings
     baseline: Timings | None = None

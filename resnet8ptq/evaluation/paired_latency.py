@@ -97,6 +97,7 @@ def time_in_blocks(
     """
     from resnet8ptq.evaluation import latency  # reports read timings without any backend
 
+    # Each block has its share of the repeats and of the time
     least = latency.LEAST
     random = np.random.default_rng(RESAMPLING_SEED)
     share = replace(

@@ -184,7 +184,7 @@ class StoppingPlan:
     def margin(self, lost: int, won: int, seen: int, loss: float) -> Margin:
         """Return the margin of the measured loss over `loss`, corrected for interim analyses.
 
-        Without the correction, the margin is that of `tango`. If `tango` gives an unknown margin,
+        At the first analysis, the margin is that of `tango`. If `tango` gives an unknown margin,
         for `loss` or for the limit, the result is unknown, too.
         """
         now = tango(lost, won, seen, loss)

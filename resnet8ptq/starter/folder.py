@@ -50,7 +50,8 @@ def write(folder: Path) -> None:
     Raises:
         ConfigError: one of the files exists, so none is written; or the folder cannot be written.
     """
-    if there := [name for name in FILES if (folder / name).exists()]:
+    there = [name for name in FILES if (folder / name).exists()]
+    if there:
         raise ConfigError(
             f"folder: got {folder.absolute()}, which has {', '.join(there)}, expected a folder "
             f"without them; try {invocation.command('init', 'FOLDER')}"

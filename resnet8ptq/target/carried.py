@@ -74,7 +74,7 @@ _KINDS: dict[str, type[_Answer]] = {
 
 
 class JobWriter(Target):
-    """Writes each request into a job, and answers it on this machine.
+    """Writes each request into a job, and answers it on this machine, except for times.
 
     Attributes:
         run_id: the id of the run that writes the job; the result repeats the id.
@@ -168,9 +168,9 @@ class Carried(Target):
 
 
 def _key(request: Mapping[str, Any], sha256: str) -> tuple[str, str, str]:
-    """Return the identity of a request: its kind, its file and runtime, and its payload's hash.
+    """Return the identity of a request: its kind, the file's key, and the payload's hash.
 
-    The number of threads, the last word of the file's key, is left out.
+    The last word of the file's key, the number of threads, is left out.
     """
     return str(request["do"]), str(request.get("key", "")).rpartition(" ")[0], sha256
 

@@ -77,7 +77,7 @@ class Connection:
 
         Raises:
             ConfigError: the command cannot be started.
-            ConnectionLostError: it ends, or does not read the program in time.
+            ConnectionLostError: the command ends, or does not read the program in time.
         """
         self._command = command
         self._timeout_s = timeout_s

@@ -206,7 +206,7 @@ class TfliteFile:
     def run(self, arrays: list[Any]) -> list[Any]:
         """Return the outputs, as floats if they have a scale.
 
-        A network of batch size 1 runs sample by sample.
+        A network of the fixed batch size 1 runs sample by sample.
         """
         details = self.interpreter.get_input_details()
         fixed = details[0]["shape_signature"][0] == 1

@@ -58,7 +58,7 @@ class Target:
 
     @property
     def _asked(self) -> dict[str, str]:
-        """The field of a request that names the provider; none for the CPU's."""
+        """The field of a request that names the provider; empty for the CPU's."""
         if self.provider == CPU:
             return {}
         return {"provider": self.provider}
@@ -83,7 +83,7 @@ class Target:
 
         Raises:
             UnsupportedError: `measure` does not run this runtime, the target lacks it, or it
-                refuses the file.
+                refuses the file; see also `ask`.
         """
         if runtime not in RUNTIMES:
             raise UnsupportedError(
@@ -136,7 +136,8 @@ class RemoteFile:
 
     Attributes:
         key: the file's name in requests.
-        request: the request that loads the file again after a lost connection.
+        request: the request that loads the file.
+        content: the bytes of the file, which are sent again after a lost connection.
         names: the names of the inputs, in the file's order.
     """
 

@@ -113,7 +113,9 @@ def _load(settings: Any) -> UserMetric:
     target = (settings or {}).get("_target_")
     if not target:
         raise ConfigError(f"task.metric._target_: got null, {EXPECTED}")
-    try:  # the name and the arguments are the user's
+
+    # The name and the arguments are the user's, so loading may fail
+    try:
         settings = dict(settings)
         if not isinstance(get_object(target), type):
             settings["_partial_"] = True  # load the function itself, not its result

@@ -19,7 +19,7 @@ from resnet8ptq.config.schema import DenseConfig
 from resnet8ptq.core.errors import DataError, ModelError
 from resnet8ptq.tasks.scoring.bootstrap import BOOTSTRAP, BootstrapScores, mean_of
 from resnet8ptq.tasks.scoring.comparison import Comparison
-from resnet8ptq.tasks.scoring.metric import Metric
+from resnet8ptq.tasks.scoring.metric import Metric, Metrics
 from resnet8ptq.tasks.scoring.outputs import (
     Array,
     Outputs,
@@ -67,7 +67,10 @@ class DenseScores(BootstrapScores):
         """The metric of each picture [n] for a network that always predicts the mean target."""
         assert self.targets is not None and self.measure is not None  # `_score` sets both
         mean = self.targets.mean(axis=0, dtype=np.float64) * self.scale
-        return np.array([self.measure(mean, true * self.scale) for true in self.targets])
+        measured = []
+        for true in self.targets:
+            measured.append(self.measure(mean, true * self.scale))
+        return np.array(measured)
 
 
 def build(primary: str = "psnr", peak: float = 1.0, resamples: int = 9999) -> Task:
@@ -78,12 +81,13 @@ def build(primary: str = "psnr", peak: float = 1.0, resamples: int = 9999) -> Ta
         peak: the largest value of a pixel, for PSNR and SSIM.
     """
     [pair] = [pair for pair in PAIRS if primary in pair]
+    others = [METRICS[name] for name in pair if name != primary]
     return Task(
         "dense",
         METRICS[primary],
         partial(_score, primary, pair, peak, resamples),
         replace(BOOTSTRAP, intervals=f"{BOOTSTRAP.intervals} over the pictures"),
-        beside=tuple(METRICS[name] for name in pair if name != primary),
+        beside=tuple(others),
         files=TaskFiles(
             arrays=partial(keep_values, attrgetter("per_item")),
             figures=_draw,
@@ -114,12 +118,13 @@ def _score(
 
     # The bootstrap needs only the primary metric of each picture
     per_item = measured.pop(primary)
+    others: Metrics = {name: float(values.mean()) for name, values in measured.items()}
     return DenseScores(
         outputs,
         mean_of(per_item),
         resamples,
         per_item,
-        others={name: float(values.mean()) for name, values in measured.items()},
+        others=others,
         targets=exact,
         scale=scale,
         measure=partial(_measure, primary, peak=peak),
@@ -241,7 +246,8 @@ def _may_be(shape: Sequence[int | None], accepted: Iterable[Sequence[int]]) -> b
     for sizes in accepted:
         if len(sizes) != len(shape):
             continue
-        if all(size in (None, other) for size, other in zip(shape, sizes, strict=True)):
+        fits = [size in (None, other) for size, other in zip(shape, sizes, strict=True)]
+        if all(fits):
             return True
     return False
 

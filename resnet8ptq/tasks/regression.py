@@ -101,7 +101,10 @@ def _make(config: RegressionConfig, context: TaskContext) -> Task:
 
     # The output needs one value for each target value
     shapes = list(context.outputs.values())
-    if len(shapes) != 1 or math.prod(size or 0 for size in shapes[0]) != labels[:1].size:
+    values = 0  # of each sample; a free axis counts as 0
+    if len(shapes) == 1:
+        values = math.prod(size or 0 for size in shapes[0])
+    if values != labels[:1].size:
         mend = ""
         if labels.ndim == 1 and (labels == labels.round()).all():
             mend = "; labels that are classes must be integers, not floats"

@@ -425,7 +425,8 @@ def _make(config: TokensConfig, context: TaskContext) -> Task:
             "network's classes, or task=tokens task.primary=token_accuracy"
         )
     decoder = TagDecoder(tags, of_labels, output, config.strict)
-    if config.primary == "entity_f1" and not any(of_labels[n][0] != "O" for n in used):
+    prefixes = {of_labels[number][0] for number in used}
+    if config.primary == "entity_f1" and prefixes == {"O"}:
         raise ConfigError(f"task=tokens: no entity in {context.data}: every tag is O")
     return build(config.primary, decoder, config.resamples)
 

@@ -174,12 +174,13 @@ def build(primary: str = "eer", far: float = 0.01, k: int = 1, resamples: int = 
         k: the number of nearest samples that `recall` considers.
     """
     titles = metrics(far, k)
+    others = [metric for name, metric in titles.items() if name != primary]
     return Task(
         "verification",
         titles[primary],
         partial(_score, primary, far, k, resamples),
         BOOTSTRAP,
-        beside=tuple(metric for name, metric in titles.items() if name != primary),
+        beside=tuple(others),
         scope=Scope(joins_groups=True),
         doubt=partial(_doubt, titles[primary]),
     )

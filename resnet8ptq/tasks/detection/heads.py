@@ -175,6 +175,8 @@ def find_head(frame: Frame) -> str:
         context += f", {frame.coefficients} mask coefficients"
     context += f" and an input of {frame.height} x {frame.width}"
     returned = f"returns {describe(frame.outputs)}, with {context}"
+
+    # Advise the heads that fit, or else list all that are possible
     if name != "auto":
         mend = "no other head fits"
         if fitting:

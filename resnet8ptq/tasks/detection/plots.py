@@ -48,6 +48,8 @@ def pictures(
     """Draw the pictures that changed most, with annotations and the detections of both models."""
     assert model.show is not None  # every run sets it
     change = box_changes(model, baseline)
+
+    # Unchanged pictures are left out, but one picture is always drawn
     shown = np.argsort(-change, kind="stable")[:PICTURES]
     shown = shown[: max(1, np.count_nonzero(change[shown]))]
     stored = model.show(shown)

@@ -187,7 +187,7 @@ def to_coco(pictures: Array, class_ids: Sequence[int], with_masks: bool = False)
             }
             if "keypoints" in box.dtype.names:
                 annotation |= _keypoints(box["keypoints"])
-            if texts:
+            if texts:  # an object without a mask has an empty text
                 mask = texts[number] or masks.of_box(box["bbox"], *size)
                 annotation["segmentation"] = masks.to_coco(mask, *size)
                 annotation["iscrowd"] |= not texts[number]

@@ -23,6 +23,8 @@ def classes(model: Hits, baseline: Hits, class_names: Sequence[str], title: str)
     shown = _changed_most(model, baseline, len(class_names))
     positions = np.flatnonzero(np.isin(shown, model.labels))  # classes with samples
     labels = shown[positions]
+
+    # Draw FP32's bar left of the model's, with its interval
     series = (("FP32", baseline, "0.65", -0.2), ("quantized", model, "C0", 0.2))
     for name, hits, colour, offset in series:
         accuracies = []

@@ -179,7 +179,7 @@ def noise_ratios(signal: Sequence[Array], values: Sequence[Array]) -> list[float
     ratios = []
     for reference, output in zip(signal, values, strict=True):
         _, exact, noisy = split_units([reference], [output])
-        of_parts = [noise_ratio(one, other) for one, other in zip(exact, noisy, strict=True)]
+        of_parts = list(map(noise_ratio, exact, noisy))
         ratios.append(of_parts[worst_output(exact, of_parts)])
     return ratios
 
