@@ -1,1 +1,1 @@
-"""The Python interface: the commands as functions of networks and samples, in memory or files."""
+"""The Python interface: commands as functions of networks and samples, in memory or in files."""

@@ -42,10 +42,12 @@ def quantize(
         run.verdict, run.loss, run.path
 
     Args:
-        model: a path, an ONNX model, a `torch.nn.Module` or a Keras model.
+        model: a path, an ONNX model, a `torch.nn.Module` or a Keras model; None for the network
+            that `settings` name, or the default.
         data: `(x, y)`, an array, a dict of arrays by input name (`labels` among them), a torch
             Dataset or DataLoader, a `tf.data.Dataset`, `{"train": ..., "test": ...}` of these, a
-            path, or the name of a data source. None if `settings` name the data.
+            path, or the name of a data source; None for the data that `settings` name, or the
+            default.
         example: inputs of a torch module, if their shapes do not follow from the samples.
         quiet: whether to print no log.
         settings: keys of `resnet8ptq run`, with `__` for a dot, or a dict for a group.

@@ -42,8 +42,10 @@ def find_samples(data: Any, root: Path, takes: Sequence[str] = ()) -> tuple[list
         takes: names of the network's inputs, in order; empty if they are not known.
 
     Raises:
-        ConfigError: the data have none of the forms in `_EXPECTED`, or no source reads the path.
-        DataError: there is no sample, or the samples differ in shape, type or names.
+        ConfigError: the data have none of the forms in `_EXPECTED`, values are not numbers, or no
+            source reads the path.
+        DataError: there is no sample, or the samples differ in shape, type or names, or in number
+            from their labels.
     """
     if data is None:
         return [], {}

@@ -1,4 +1,4 @@
-"""Activation ranges of a network on the calibration samples, measured for all runs.
+"""Activation ranges of a network on the calibration samples, measured once for all runs.
 
 The statistics of a tensor do not depend on dtype, granularity or framework, and one histogram
 serves several methods. Therefore ONNX Runtime runs the ONNX graph, every float tensor is
@@ -120,10 +120,8 @@ class Activations:
     def find_around(self, skipped: Collection[str]) -> dict[str, Range]:
         """Return the ranges of the inputs, and of each float tensor around nodes not in `skipped`.
 
-        The keys are the names in the ONNX graph; the ranges (low, high) follow the run's
-        calibration method. Backends that round activations themselves call this. The network runs
-        at most for the first call; later calls with these samples, from any backend, read the
-        cache.
+        The keys are the names in the ONNX graph. Later calls with the same samples and calibration
+        method, from any backend, read the ranges from the cache.
 
         Raises:
             QuantizationError: see `find_ranges`.
@@ -215,6 +213,8 @@ class Activations:
             if not stat.is_finite:
                 continue
             stat.zeros = int(kept["zeros"][row])
+
+            # The tails' two extremes must give one range
             chosen = set()
             for counts in kept["counts"][row]:
                 chosen.add(find_range(replace(stat, counts=counts), self.calib))
@@ -224,10 +224,7 @@ class Activations:
         return ranges
 
     def _kinds(self) -> list[Kind]:
-        """Return the kinds of statistics in the cache that may give the ranges, in order.
-
-        The last one gives every range.
-        """
+        """Return the kinds of statistics to try in turn; the last one gives every range."""
         method = find_method(self.calib.name)
         if not method.histogram:  # moving_average needs the range of each batch
             return [("activation_batches", {"batch_size": self.calib.batch_size})]
@@ -303,7 +300,7 @@ class Activations:
         self, proto: onnx.ModelProto, names: Sequence[str], make: Callable[[], TensorObserver]
     ) -> dict[str, TensorObserver]:
         """Run all samples, and observe the tensors `names`, each by its own observer."""
-        # Group the tensors by memory, and find out which have a value for each sample
+        # Group the tensors by memory, and find those with a first axis of samples
         observers = {name: make() for name in names}
         inputs = [value.name for value in proto.graph.input if value.name in observers]
         computed = [name for name in names if name not in inputs]

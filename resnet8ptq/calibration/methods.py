@@ -136,13 +136,13 @@ def _smooth(counts: NDArray[np.int64]) -> NDArray[np.float64] | None:
 
 
 def mse(stats: TensorStats, config: CalibConfig) -> Range:
-    """Return the range with the smallest squared error between values and their 8-bit versions.
+    """Search the range with the smallest squared error between values and their 8-bit versions.
 
     Minimizes `sum (x - Q(x))^2` over both ends, where `s = (high - low) / 255`, `z = round(-low/s)`
     and `Q(x) = s * clip(round(x / s), -z, 255 - z)`: 256 levels, one of them zero. Without negative
     (positive) values the search keeps the lower (upper) end at zero. It tries 17 fractions of each
-    end, then refines three times around the best; ties go to the whole range. Source: M. Nagel et
-    al., "A White Paper on Neural Network Quantization", 2021, section 3.1.
+    end, then refines three times around the best. Source: M. Nagel et al., "A White Paper on Neural
+    Network Quantization", 2021, section 3.1.
     """
     # Leave out the empty bins at both ends
     edges = stats.edges

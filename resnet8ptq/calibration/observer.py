@@ -105,7 +105,7 @@ class TensorObserver:
         """Return whether one of `num_bins` bins over the range is narrower than a fine bin.
 
         A clipped tensor has the fine bins of its source, which may be too wide for its own range.
-        Without counting, no bin is too wide. After a value that is not finite, the counts are
+        Without counting, the result is False. After a value that is not finite, the counts are
         incomplete, and the result is True.
         """
         if not self.finite:
@@ -136,7 +136,7 @@ class TensorObserver:
         return stats
 
     def bounds(self, num_bins: int) -> list[TensorStats]:
-        """Return the statistics that the true ones lie between; all values are counted here."""
+        """Return the statistics between which the true ones lie; one, as all values are counted."""
         return [self.stats(num_bins)]
 
     def _widen(self, magnitude: float) -> None:

@@ -21,9 +21,9 @@ log = logging.getLogger(__name__)
 
 RATIO = 16.0  # ratio to the largest other sample, at which the others lose four of eight bits
 MOST = 0.05  # largest share of outliers; more are a normal kind, such as padded texts
-LEAST = 10  # least number of samples with values to compare with
+LEAST = 10  # least number of samples to compare, without those of zeros
 LISTED = 5  # samples that a message names
-_CUT = 3  # a percentile cuts this multiple of their share; half of it on each side
+_CUT = 3  # the suggested percentile cuts this multiple of the outliers' share, half on each side
 _LEAST_PERCENTILE = 99.0  # a smaller percentile would clip the other samples
 _RESOLVED = 1000.0  # a larger ratio leaves the others in a few bins of a histogram
 
@@ -62,7 +62,7 @@ class Outliers:
         )
 
     def clip(self, calib: CalibConfig) -> str:
-        """Return the settings whose range excludes these samples.
+        """Return the settings, as text, whose range excludes these samples.
 
         The text is empty if no setting does, or if `calib` already does.
         """
@@ -87,12 +87,12 @@ class Outliers:
 
 
 def find_outliers(tensor: str, peaks: Peaks) -> Outliers | None:
-    """Return the samples that exceed all others by at least `RATIO`; None if there are none.
+    """Return the samples that exceed all others by a factor of `RATIO`; None if there are none.
 
     Outliers lie above a gap between the sorted peaks, so a heavy tail, which decreases step by
     step, has none. Samples of zeros, such as black pictures, are not compared. Fewer than `LEAST`
-    samples have no outliers. At most the share `MOST` of the samples, or one sample, can be
-    outliers.
+    other samples have no outliers. At most the share `MOST` of the compared samples, or one sample,
+    can be outliers.
     """
     sizes = np.where(np.isfinite(peaks), peaks, np.inf).astype(np.float64)
     order = np.argsort(-sizes, kind="stable")
@@ -116,7 +116,7 @@ def find_outliers(tensor: str, peaks: Peaks) -> Outliers | None:
 def find_in_inputs(samples: Split, names: list[str]) -> Iterator[Outliers]:
     """Yield the samples that stand out in a float input of the network.
 
-    This reads the samples without running a network, so every backend can use it. Pictures in uint8
+    This reads the samples without running a network, so every backend can use it. Samples in uint8
     are left out, because their values have one scale.
 
     Args:

@@ -1,10 +1,10 @@
 """Observes the values of a tensor near both ends of its range, which suffice for percentiles.
 
-A range by percentile ends in the tails, but a histogram spends most of its time on the values
-between them. After the first samples, those values are only numbered. Their true histogram lies
-between two extremes: all of them at the start of the middle, or all at its end. If both give the
-same range, so does the true histogram. Otherwise, the caller has to count all values
-(`calibration.observer`).
+A range by percentile usually ends in the tails, but a histogram spends most of its time on the
+middle, which is the values between them. After the first samples, only the number of values in the
+middle is kept. Their true histogram lies between two extremes: all of them at the start of the
+middle, or all at its end. If both give the same range, so does the true histogram. Otherwise, the
+caller has to count all values (`calibration.observer`).
 """
 
 import math
@@ -28,10 +28,10 @@ class TailObserver(TensorObserver):
     """The range of a tensor in each batch, and the counts of the values in both tails.
 
     Attributes:
-        total: the number of values in calls that counted.
-        middle: the middle holds the values from the first end to below the second; None as long as
+        total: the number of all values, until the first that is NaN or infinite.
+        middle: the ends of the values between the tails, without the second end; None as long as
             all values are counted.
-        uncounted: the number of values of the middle that are in no bin.
+        uncounted: the number of values of the middle that `counts` lacks.
     """
 
     total: int = 0
@@ -47,7 +47,7 @@ class TailObserver(TensorObserver):
         return replace(clipped, middle=(first, last))
 
     def bounds(self, num_bins: int) -> list[TensorStats]:
-        """Return two statistics: the uncounted values lie at the middle's start, or at its end."""
+        """Return two statistics: with uncounted values at the middle's start, and at its end."""
         if self.middle is None:
             return 2 * [self.stats(num_bins)]
         return [self._fill(end).stats(num_bins) for end in self.middle]
@@ -82,7 +82,7 @@ class TailObserver(TensorObserver):
             super()._count(counted, math.floor(counted.min() / self.width))
 
     def _find_middle(self) -> Range | None:
-        """Return the ends of the middle, once enough values are counted.
+        """Return the ends of the middle; None until enough values are counted.
 
         A bin with more than one tail's share, such as the zeros behind a ReLU, belongs to the
         middle, where its values need not be counted one by one.

@@ -112,9 +112,9 @@ def learn_rounding(
     learned layer. Layers that are not learned before the deadline keep their weights; otherwise the
     result is reproducible with the same seed, batch size, device, threads and memory limit.
 
-    Layers in float are not learned, and later layers see them in float. If a search chooses the
-    layers in float (`setting.searches`), they are learned too, so that the search learns once; the
-    returned network keeps their weights.
+    Layers in float are not learned, and later layers see them in float. If a search chooses nodes
+    to exclude (`setting.searches`), their layers are learned too, so that the search learns once;
+    the returned network keeps their weights.
 
     With `correct_biases`, the bias of each layer is corrected before the next layer is learned.
     Learned layers compensate for the mean error of earlier layers; a correction of all biases
@@ -251,8 +251,8 @@ def learn_apart(
 ) -> dict[tuple[str, int], Array]:
     """Return the learned weights of each layer, by name and bits, with all other layers in float.
 
-    Nearest rounding maps the returned weights to the learned levels. Layers that are not learned
-    before the deadline are missing.
+    Nearest rounding maps the returned weights to the learned levels. Layers and bits that are not
+    learned before the deadline are missing.
 
     Args:
         widths: the numbers of bits.
@@ -384,7 +384,7 @@ class Choices:
         )
 
     def weights(self, up: torch.Tensor) -> torch.Tensor:
-        """Return the weights; `up` is 0 for the lower level, 1 for the upper."""
+        """Return the weights; `up` is 0 for the lower level, 1 for the upper, or between."""
         return self.scale * (self.floor + self.step * up)
 
     def levels(self, up: torch.Tensor) -> NDArray[np.int64]:
@@ -437,7 +437,9 @@ def rectify(value: torch.Tensor) -> torch.Tensor:
 
 
 def regularize(shares: Sequence[torch.Tensor], done: float) -> torch.Tensor:
-    """Return the penalty for values between 0 and 1, equation 24; 0 during the warm-up.
+    """Return the penalty for values between 0 and 1; 0 during the warm-up.
+
+    The penalty is that of equation 24, averaged over each layer and multiplied by `REGULARIZER`.
 
     Args:
         shares: the values of each layer.
@@ -466,11 +468,11 @@ def learn_levels(
 ) -> NDArray[np.int64]:
     """Return the levels of the weights [output channels, ...] that reproduce the layer's output.
 
-    Coordinate descent replaces learning in grouped layers of few inputs without a ReLU. If neither
-    reduces the error, the nearest levels are returned.
+    Coordinate descent replaces learning in grouped layers of few inputs without a ReLU. If the
+    result has no smaller error than the nearest levels, these are returned.
 
     Raises:
-        TimeUpError: the deadline passes before learning ends.
+        TimeUpError: the deadline passes during learning.
     """
     grid = scheme.grid(weights, 0)
     device = problem.inputs.device
@@ -544,7 +546,8 @@ def find_kept(weights: Array, scheme: WeightScheme) -> NDArray[np.bool_]:
     Without clipping, weights at the ends of the range are kept, because they define the grid.
     Weights whose nearest level is the first or the last are kept, too. In some schemes (uint8,
     symmetric) the value of such a level lies outside the range, so a weight there would change the
-    grid. With clipping, the weights beyond the range are kept, whose level is the outermost.
+    grid. With clipping, the weights at the ends of the range and beyond are kept, because their
+    level is the outermost.
     """
     grid = scheme.grid(weights, 0)
     if scheme.clips:
@@ -598,7 +601,8 @@ def sample_windows(
 def _windows(inputs: Array, node: onnx.NodeProto, weights: Array) -> tuple[Array, tuple[int, ...]]:
     """Return a view [samples, channels, *positions, *kernel], and the shape of the positions.
 
-    A matrix product has no kernel axes, and all but the last axis of a sample as positions.
+    A matrix product has no kernel axes. Its positions are all but the last axis of a sample, as one
+    axis.
     """
     if node.op_type != "Conv":
         rows = inputs.reshape(len(inputs), -1, inputs.shape[-1])

@@ -55,8 +55,8 @@ class CorrectionSettings:
 def find_plain_layers(graph: onnx.GraphProto, selection: Selection) -> dict[str, onnx.NodeProto]:
     """Return the layers whose weights will be quantized, by short name, in the graph's order.
 
-    A Gemm that scales or transposes its input, and a MatMul of several matrices, are left out,
-    because exporters of trained networks do not write them.
+    Exporters of trained networks do not write a Gemm with alpha, beta or a transposed input, or a
+    MatMul with several matrices of weights. These are left out.
 
     Raises:
         ConfigError: a setting names an unknown node, layer or operator, see `find_float_nodes`.
@@ -115,7 +115,7 @@ def errors(
                 error[name] += float(np.square(output - target, dtype=np.float64).sum())
                 power[name] += float(np.square(target, dtype=np.float64).sum())
 
-    # An output without power has no relative error to divide by
+    # Avoid a division by zero for outputs of zeros
     tiny = float(np.finfo(float).tiny)
     relative = {}
     for layer, name in zip(nodes, names, strict=True):

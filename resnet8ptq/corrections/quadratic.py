@@ -28,7 +28,9 @@ class Quadratic:
     slope: torch.Tensor
 
     def rise(self, weights: torch.Tensor) -> torch.Tensor:
-        """Return the increase of each channel's error with changed weights, [..., channels].
+        """Return the increase of each channel's error with changed weights.
+
+        The shape is [..., groups, channels of a group].
 
         Args:
             weights: [..., groups, channels of a group, inputs].

@@ -64,7 +64,7 @@ class LearnedRounding(nn.Module):  # type: ignore[misc]
         return adaround.rectify(self.value)
 
     def forward(self, weights: torch.Tensor) -> torch.Tensor:
-        """Return the weights between their levels; the argument is not used."""
+        """Return the weights by `share`; the argument is not used."""
         share = self.share()
         if not self.training:
             share = (share >= 0.5).float()
@@ -77,7 +77,7 @@ class Block:
 
     Attributes:
         nodes: the nodes that call modules, in execution order.
-        outputs: names of the nodes that later blocks read.
+        outputs: names of the nodes whose values later blocks or the network's output need.
         roundings: the learned rounding of the weights of the block's layers, by short name.
         quantizers: the learned ranges of the block's activations that no earlier block learns.
         kept: bytes that a learning step holds for each sample.
@@ -110,7 +110,8 @@ def reconstruct(
     Raises:
         UnsupportedError: the network cannot be converted to torch, a layer has no weights to learn
             there, or learning from one sample exceeds the memory budget.
-        ConfigError: `device` is `cuda`, and torch sees no GPU.
+        ConfigError: `device` is `cuda`, and torch sees no GPU; see also `find_plain_layers`.
+        QuantizationError: see `find_plain_layers` and `Activations.find_ranges`.
     """
     # Load the network twice as torch modules
     torch.set_num_threads(setting.runtime.threads)
@@ -244,7 +245,7 @@ class _Problem:
     def learn(
         self, iterations: int, random: np.random.Generator, label: str, deadline: Deadline
     ) -> None:
-        """Learn until the deadline; keep the better one of learned and nearest rounding."""
+        """Learn for `iterations` or until the deadline; undo it if the error is not smaller."""
         # Keep the state of nearest rounding
         roundings = self.block.roundings.values()
         quantizers = self.block.quantizers
@@ -312,7 +313,7 @@ class _Problem:
 
 
 def _samples(proto: onnx.ModelProto, setting: CorrectionSettings) -> Any:
-    """Return the samples [n, ...]; fewer if one tensor for all would exceed a step's memory.
+    """Return the network inputs [n, ...]; fewer if one tensor for all would exceed a step's memory.
 
     Raises:
         UnsupportedError: learning from one sample exceeds the memory budget.

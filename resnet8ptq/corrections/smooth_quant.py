@@ -85,7 +85,7 @@ class _Problem:
     def divisors(self, alpha: float) -> Array:
         """Return s = max|X|^alpha / max|W|^(1 - alpha) for each channel: equation 4.
 
-        The divisors are limited to `_LEAST` and `_MOST`; they are 1 at alpha 0, and for channels of
+        The divisors lie between `_LEAST` and `_MOST`; they are 1 at alpha 0, and for channels of
         zeros.
         """
         low, high = self.ranges
@@ -271,7 +271,7 @@ def _find_ranges(walk: Walk, names: list[str]) -> dict[str, tuple[Array, Array]]
 
 
 def _draw_rows(walk: Walk, names: list[str], samples: int) -> dict[str, Array]:
-    """Return about `_ROWS` rows [n, channels] of each tensor, spread over samples and positions."""
+    """Return rows [n, channels] of each tensor: about `_ROWS` from all batches, or all if fewer."""
     drawn: dict[str, list[Array]] = {}
     for part in walk.parts(names):
         for tensors in walk.run(part, "SmoothQuant: rows"):

@@ -78,7 +78,7 @@ class Walk:
         return other
 
     def to(self, node: onnx.NodeProto, label: str) -> None:
-        """Move to the last cut before a node; the nodes before it must not change afterwards.
+        """Move to the last cut before a node; the nodes up to the cut must not change afterwards.
 
         The walk stays where it is if the cut's tensor for all samples exceeds a step's memory.
         """
@@ -108,7 +108,7 @@ class Walk:
         Args:
             label: the title of a progress bar; None for no bar.
         """
-        # Only tensors that are not stored need a run of the part between
+        # Compute the tensors that are not stored, from the walk's position on
         computed = [name for name in names if name not in (*self._inputs, self._source)]
         part = between(self._proto, self._source, computed)
         taken = {*input_names(part.graph)}
@@ -121,7 +121,7 @@ class Walk:
             yield [made[name] for name in names]
 
     def _open(self, part: onnx.ModelProto) -> Callable[[dict[str, Array]], Sequence[Array]]:
-        """Load a part of the network as a function from tensors by name."""
+        """Return a function that computes the outputs of a part of the network."""
         arena = self._at_once > 1  # without an arena, the memory of a large sample is returned
         session = open_session(part.SerializeToString(), self._threads, arena=arena, spins=False)
         taken = session_inputs(session)

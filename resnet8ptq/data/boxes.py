@@ -9,9 +9,10 @@ boxes           [M] records, of which the first `count` are used:
     area        area of the object in pixels
     category    index in the data set's class names
     crowd       whether it is a group of objects; detections in it are ignored
-    keypoints   [3 * K]: x, y and visibility of each; 0, 0, 0 where there is none. The field is
-                missing if the data have no keypoints
-masks           the masks of the boxes as one text, see `core.masks`; missing if there are none
+    keypoints   [3 * K]: x, y and visibility of K keypoints, all 0 for objects without keypoints.
+                The field is missing if the data have no keypoints
+masks           the masks of the boxes as one text, see `core.masks`. The field is missing if the
+                data have no masks
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Samples with optional labels (`Split`), and data sets of two splits (`Dataset`)."""
+"""Samples with optional labels (`Split`), data sets of two splits, and their cache."""
 
 import hashlib
 import math
@@ -72,8 +72,8 @@ class Split:
     def digest(self) -> str:
         """SHA-256 of samples, labels, groups and preprocessing, in hexadecimal.
 
-        The digest does not depend on the attributes `layout` and `dtype`, which follow from the
-        network.
+        The digest does not depend on the attributes `layout`, `dtype` and `fields`, which follow
+        from the network.
         """
         samples = self.stored
         described = str(self.stored.shape)
@@ -152,7 +152,7 @@ class Split:
 
     @property
     def zeros(self) -> NDArray[Any]:
-        """One network input [1, ...] of zeros, for tracing networks."""
+        """One network input [1, ...] of zeros."""
         stored = np.zeros((1, *self.stored.shape[1:]), self.stored.dtype)
         if self.fields is not None:  # `prepare` would cut zeros to length 0
             return np.zeros_like(self.fields.whole(stored))
@@ -270,8 +270,8 @@ class Split:
     def parts(self, size: int, padded: bool = True) -> Sequence[slice | NDArray[np.int64]]:
         """Return the sample indices of each batch of at most `size`.
 
-        Samples of different lengths are sorted, the longest first, and each batch is as long as its
-        longest sample.
+        If the network takes any length, samples are sorted, the longest first, so that a batch
+        needs little padding.
 
         Args:
             padded: whether a batch may mix lengths; False for statistics of tensors, which must not
@@ -348,7 +348,7 @@ class Dataset:
 
 @dataclass(frozen=True)
 class CalibrationSet:
-    """Samples for calibration, and their indices in the split of `Dataset.calibrating`."""
+    """Samples for calibration, and their indices in `Dataset.calibrating`."""
 
     split: Split
     indices: NDArray[np.int64]
@@ -368,7 +368,7 @@ def load_cached(
     module: str,
     cache_root: Path,
 ) -> Dataset:
-    """Return a data set that the cache keeps; `read` reads samples [N, ...] that are not in it.
+    """Return a data set from the cache; if it is not there, `read` reads its samples [N, ...].
 
     Args:
         read: returns the samples and their classes [N] of one side.

@@ -160,7 +160,7 @@ def _write(
     to: Path,
     threads: int,
 ) -> dict[str, str]:
-    """Decode pictures into one array file; return the reasons of unreadable pictures, by index.
+    """Decode pictures into one array file; return why pictures are unreadable, by their index.
 
     Args:
         packed: the pictures; an unreadable one is all 0 in the array.
@@ -262,7 +262,7 @@ def resize_all(data: Dataset, preprocess: PreprocessConfig, cache_root: Path) ->
     """Return the data set with both splits resized or converted to grey, following `preprocess`.
 
     Raises:
-        ConfigError: the samples are not pictures.
+        ConfigError: the samples are not pictures [N, H, W, 1 or 3] of uint8.
     """
     if not data.test.has_pictures or data.image_shape[2] not in (1, 3):
         setting = f"size: got {preprocess.size}"

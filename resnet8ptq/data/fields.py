@@ -1,8 +1,8 @@
 """The inputs of a network whose samples are records, and the fields that fill them.
 
 Stored records (see `core.records`) of texts are padded to the longest one. If a network takes any
-length, each batch is cut to its longest sample, as in the training of text networks. If the network
-takes one length, shorter texts are padded to that length.
+length, each batch is cut to its longest sample. If the network takes one length, shorter texts are
+padded to that length.
 """
 
 from dataclasses import dataclass
@@ -69,9 +69,9 @@ class Fields:
         return pack(self._fill(stored))
 
     def prepare(self, stored: NDArray[Any]) -> NDArray[Any]:
-        """Return stored records [n] as records of network inputs, of their longest length.
+        """Return stored records [n] as records of network inputs.
 
-        Inputs are cut only if the network takes any length.
+        If the network takes any length, they are cut to the longest.
         """
         return pack(self._shorten(self._fill(stored)))
 
@@ -105,7 +105,7 @@ def lengths(mask: NDArray[Any]) -> NDArray[np.int64]:
 
 
 def find_masked(dtype: np.dtype[Any]) -> tuple[str, ...]:
-    """Return the names of the fields that are as long as the mask, mask included.
+    """Return the names of the fields that are as long as the mask, and of the mask.
 
     () without a mask.
     """

@@ -28,12 +28,13 @@ def find_data(config: DataConfig, own_network: bool = False) -> DataConfig:
         own_network: whether the user has named a network, which the embedded set does not fit.
 
     Returns:
-        The config with absolute paths. For the embedded set, `root` is None; where it replaces
-        CIFAR-10, `name` becomes `shapes`.
+        The config, in which `data.root` (`data.images` for `data=coco`) and the further files of a
+        table are absolute paths. For the embedded set, `root` is None; where it replaces CIFAR-10,
+        `name` becomes `shapes`.
 
     Raises:
-        ConfigError: the data set is unknown, or a setting or `$CIFAR10_DIR` names a path that does
-            not exist, or a file in place of a folder or the reverse.
+        ConfigError: the data set is unknown, or is named without its settings; or a path is null,
+            does not exist, or is a file in place of a folder or the reverse.
         DataNotFoundError: CIFAR-10 is not available, and `data.on_missing=error` or the user
             has named a network.
     """
@@ -93,7 +94,7 @@ def _find_cifar10_data(config: DataConfig, own_network: bool) -> DataConfig:
 
 @functools.cache  # one search, and at most one download, per process
 def _find_cifar10() -> tuple[Path | None, str]:
-    """Return the folder of CIFAR-10, or None; then for a message, the places that were tried."""
+    """Return the folder of CIFAR-10, and ""; if there is none, None and the places tried."""
     folder = os.environ.get("CIFAR10_DIR")
     if folder:
         path = Path(folder).expanduser().absolute()

@@ -17,7 +17,7 @@ from resnet8ptq.config.schema import PreprocessConfig
 from resnet8ptq.core.errors import DataError
 
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP")
-MAX_PIXELS = 2**27  # largest picture, which takes 512 MB as RGB in Pillow
+MAX_PIXELS = 2**27  # most pixels in memory, which take 512 MB as RGB in Pillow
 MAX_BYTES = 2**29  # largest file, since a sparse file can be larger than the disk
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
 UNLABELLED = 255  # value of a mask's pixels without a class, as in PASCAL VOC and Cityscapes
@@ -59,7 +59,7 @@ class CoordinateMap(NamedTuple):
 
 @contextmanager
 def bombs_refused() -> Iterator[None]:
-    """Make Pillow raise for pictures of more than 90 million pixels, and hide other warnings.
+    """Make Pillow raise for pictures of more than 89,478,485 pixels, and hide other warnings.
 
     Only one thread may enter the block at a time, because warnings are global.
     """
@@ -76,8 +76,8 @@ def decode(file: Path | BinaryIO, preprocess: PreprocessConfig) -> NDArray[np.ui
     channel is dropped, as in torchvision. 16 bits become 8.
 
     Raises:
-        Exception: the file is not a picture, is truncated or too large, or has pixels of 32 bits;
-            Pillow raises many types.
+        Exception: the file is not in one of `FORMATS`, is truncated or too large, or has pixels of
+            32 bits; or `fit` refuses the picture. Pillow raises many types.
     """
     with (
         _open(file, FORMATS) as picture,
@@ -100,8 +100,8 @@ def decode_mask(file: Path | BinaryIO, preprocess: PreprocessConfig) -> NDArray[
     Labels are the indices of a palette, or grey values.
 
     Raises:
-        Exception: the file is neither PNG nor BMP, has colour channels or floats, or has labels
-            that are not from 0 to 255.
+        Exception: the file is neither PNG nor BMP, is damaged, has colour channels or floats, has
+            labels that are not from 0 to 255, or `fit` refuses it.
     """
     with (
         _open(file, ("PNG", "BMP")) as picture,
@@ -126,7 +126,7 @@ def fit_mask(labels: NDArray[np.uint8], preprocess: PreprocessConfig) -> NDArray
 
 
 def read_size(file: Path | BinaryIO) -> tuple[int, int]:
-    """Return width and height of a picture, rotated by its EXIF data, from the head of its file.
+    """Return width and height of a picture, after its rotation by EXIF data, from its header.
 
     Raises:
         Exception: the file is not a picture, or is too large; Pillow raises a dozen types.
@@ -137,7 +137,7 @@ def read_size(file: Path | BinaryIO) -> tuple[int, int]:
 
 
 def turn_upright(size: tuple[int, int], exif: Image.Exif) -> tuple[int, int]:
-    """Return the width and height of a picture that is rotated according to its EXIF data."""
+    """Return the width and height of a picture after its rotation by EXIF data."""
     width, height = size
     if exif.get(ExifTags.Base.Orientation) in (5, 6, 7, 8):  # the picture lies on its side
         return height, width
@@ -188,7 +188,7 @@ def _sides(size: int | list[int]) -> tuple[int, int]:
 
 
 def placement(width: int, height: int, preprocess: PreprocessConfig) -> CoordinateMap:
-    """Return the mapping of `fit` for a picture of this size, with Pillow's rounding to pixels."""
+    """Return the mapping of coordinates by `fit` for a picture of this size."""
     if preprocess.size is None:
         return CoordinateMap((1.0, 1.0), (0.0, 0.0))
     high, wide = _sides(preprocess.size)

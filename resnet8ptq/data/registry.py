@@ -57,8 +57,8 @@ def read(
 def list_sizes(config: DataConfig, cache_root: Path) -> frozenset[tuple[int, int]]:
     """Return heights and widths of the pictures of a located data set, by their files' headers.
 
-    The search stops once two sizes are known. The result is empty for sources without files of
-    pictures, such as arrays.
+    The search stops once two sizes are known. The result is empty for sources whose pictures are
+    not in files, such as arrays, and if no header is readable.
 
     Raises:
         PtqError: the pictures cannot be listed.
@@ -74,11 +74,11 @@ def find_size(
 ) -> PreprocessConfig:
     """Return the preprocessing, with the network's size of pictures if it is needed.
 
-    It is needed if `preprocess.size` is null, and the pictures of a located data set have other
-    sizes than the network takes. Errors are suppressed here, because loading data and network
-    raises them again.
+    It is needed if `preprocess.size` is null, and pictures have other sizes than the network takes.
+    Errors are suppressed here, because loading data and network raises them again.
 
     Args:
+        data: the located data set.
         find_networks: returns height and width of the network's pictures, or None if it fixes no
             size; called only if needed, because it is slow.
     """

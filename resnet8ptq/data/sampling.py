@@ -1,6 +1,6 @@
-"""Draws samples for calibration and for choices, disjoint from the reported samples.
+"""Draws samples by role: for calibration, for choices and to report, without overlap.
 
-Samples of one group, such as the windows of a clip, have one role: every draw takes whole groups.
+Samples of one group, such as the windows of a clip, have one role.
 """
 
 import logging
@@ -29,22 +29,23 @@ _HELD_OUT_SEED = 0  # a constant, so that all runs hold out the same samples
 def draw_calibration(
     data: Dataset, samples_per_class: int | None, seed: int, taken: Sequence[Split] = ()
 ) -> CalibrationSet:
-    """Draw `samples_per_class` training samples of each class, or all of a smaller class.
+    """Draw `samples_per_class` training samples of each class, or all free ones of a smaller class.
 
     Without classes, draw `samples_per_class` samples in total. Separate calibration samples of a
-    data set replace its training samples. Copies of test samples are not drawn. Groups are drawn
-    whole, until the next one would exceed the number of samples. At least one group of each class
-    is drawn, even if it is larger. The class of a group is that of its first free sample.
+    data set replace its training samples. A sample is free if it is neither a copy of a test sample
+    nor in `taken`. Groups are drawn whole, until the next one would exceed the number of samples.
+    Of each class with free samples, at least one group is drawn, even if it is larger. The class of
+    a group is that of its first free sample.
 
     Args:
-        samples_per_class: number of samples of each class. None draws 100; with more than 20
-            classes, about 2,000 in total; without classes, 1,000. If `taken` is empty too, and the
-            default is more than half of 100 or more training samples, those of `draw_held_out` stay
-            free for choices.
+        samples_per_class: None for the defaults at the top of this module. If they make up more
+            than half of the training samples and `taken` is empty, the samples of `draw_held_out`
+            stay free for choices, unless there are too few to choose by.
         taken: splits whose samples are not drawn.
 
     Raises:
-        ConfigError: every class has fewer than `samples_per_class` samples, or no sample is free.
+        ConfigError: every class has fewer than `samples_per_class` free samples, no sample is free,
+            or `draw_held_out` raises it.
         DataError: every sample is also a test sample.
     """
     pool = data.calibrating
@@ -52,13 +53,15 @@ def draw_calibration(
     default = _WITHOUT_CLASSES
     if len(strata) > 1:
         default = max(1, min(_PER_CLASS, _OF_ALL_CLASSES // len(strata)))
+
+    # Leave samples for choices where the default would take most of them
     if samples_per_class is None and not taken and data.calibration is None:
         most = sum(min(default, len(stratum)) for stratum in strata)
         leaves_too_few = 2 * most > len(pool)
         if leaves_too_few and count_units(pool) >= 2 * LEAST_TO_CHOOSE:
             taken = [draw_held_out(data, None)]
 
-    # Find the samples that may be drawn
+    # Find the free samples
     unseen = data.unseen
     if data.calibration is not None:
         unseen = _is_in_none(pool, [data.test])
@@ -136,8 +139,8 @@ def draw_held_out(data: Dataset, samples: int | None, taken: Sequence[Split] = (
     """Draw training samples for choices, balanced by class as far as possible.
 
     The seed of the draw is constant, so that runs with different `seed` and calibration samples
-    choose on the same samples. A smaller draw is a subset of a larger one. Copies of test samples
-    are not drawn. Groups are drawn whole, until the next one would exceed the number of samples. At
+    draw the same samples. A smaller draw is a subset of a larger one. Copies of test samples are
+    not drawn. Groups are drawn whole, until the next one would exceed the number of samples. At
     least one group is drawn, even if it is larger.
 
     Args:
@@ -145,7 +148,8 @@ def draw_held_out(data: Dataset, samples: int | None, taken: Sequence[Split] = (
         taken: splits whose samples are not drawn.
 
     Raises:
-        ConfigError: fewer than `samples` are free, or the free ones form fewer than two groups.
+        ConfigError: fewer than `samples` are free; or there are groups, fewer than two of them are
+            free, and calibration draws from the same training samples.
     """
     free = data.unseen & _is_in_none(data.train, taken)
     sizes = _size_units(data.train, free)
@@ -222,7 +226,7 @@ def _fit(units: NDArray[np.int64], sizes: NDArray[np.int64], most: int) -> NDArr
 def _join_units(
     split: Split, units: NDArray[np.int64], free: NDArray[np.bool_]
 ) -> NDArray[np.int64]:
-    """Return the free samples of the groups of some samples; without groups, the samples."""
+    """Return the free samples of the groups to which `units` belong; without groups, `units`."""
     if split.groups is None:
         return units
     return np.flatnonzero(free & np.isin(split.groups, split.groups[units]))

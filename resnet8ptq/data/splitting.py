@@ -92,15 +92,13 @@ def split_one(
     named: bool = True,
     mend: str = "",
 ) -> Dataset:
-    """Divide samples [N, ...] into training and test samples.
-
-    A warning for pictures reports that the network may have been trained on test samples.
+    """Divide samples [N, ...] into training and test samples; warn about flaws of the split.
 
     Args:
         class_names, named: see `Dataset`.
         root: the file or folder of the samples, for messages.
-        mend: the setting or files that name the user's own test samples, for the warning; if it is
-            empty, there is no warning.
+        mend: the setting or files that name the user's own test samples, for the warning that the
+            network may have been trained on test pictures; if empty, that warning is omitted.
 
     Raises:
         DataError: there are fewer than two different samples or groups.
@@ -162,6 +160,7 @@ def _warn_rare(
         counts: number of different samples or groups of each class.
         kind: `samples` or `groups`.
     """
+    # A class needs one sample for each side
     lone = np.flatnonzero(counts == 1)
     missing = np.flatnonzero(counts == 0)
     if len(lone):
@@ -234,7 +233,9 @@ def keep_split(
 def _warn_untrained(
     sides: tuple[Split, Split], class_names: Sequence[str], root: Path, named: bool
 ) -> None:
-    """Warn about classes without training samples; if classes are only numbers, about tested ones.
+    """Warn about classes without training samples.
+
+    If classes are only numbers, those without test samples too are not reported.
 
     Args:
         named: see `Dataset`.
@@ -275,7 +276,7 @@ def _warn_repeated(test: Split, root: Path) -> None:
 
 
 def _warn_shared_groups(train: Split, test: Split, root: Path) -> None:
-    """Warn about groups on both sides, such as a speaker, if both sides number them alike."""
+    """Warn about groups on both sides, such as a speaker, if their numbers are comparable."""
     if train.groups is None or test.groups is None or not train.is_of(test):
         return
     tested = np.unique(test.groups)

@@ -94,7 +94,7 @@ def render_card(source: SourceRun, model: Path, facts: Facts) -> str:
     task = record.task
     name = _name(source)
 
-    # Records have an input by name
+    # Samples of several inputs are records, with a field for each input
     names = names_of(vectors.inputs.dtype)
     first = ""
     if names:

@@ -5,16 +5,17 @@
     resnet8ptq deploy sweep=ID use=smallest    of the sweep with that parent run
     resnet8ptq deploy run_id=ID                of a run
 
-`folder=PATH` is the output folder, new or empty (default: `deployed/` and the run's name). Its
-`example.py` runs in a fresh virtual environment, unless `verify=false`. `register=NAME` registers
-the model in MLflow, under the alias `recommended`. `target.onnxruntime=1.17` lowers an ONNX file
-for an older ONNX Runtime, and runs it there; `target.format=ort` writes ONNX Runtime's own format.
-`trust=true` accepts torch files, modules, metrics and registration from a run that was not made
-below `runs/` here. They can run code; a registered model does so when it is served. `measure=true`
-adds the program and the samples to measure the file on another machine, see `resnet8ptq measured`.
-`max_drop=0.05`, or without labels `min_sqnr_db=30`, sets the limit of a recommendation (default:
-the sweep's own). A run with a broken FP32 network is refused. `experiment=`, `uri=` and `root=`
-name the MLflow store, `cache_dir=` the folder of converted networks.
+`folder=PATH` is the output folder, new or empty (default: in `deployed/`, with the run's name and
+id). Its `example.py` runs in a fresh virtual environment, unless `verify=false`. `register=NAME`
+registers the model in MLflow, under the alias `recommended`. `target.onnxruntime=1.17` lowers an
+ONNX file for an older ONNX Runtime, and runs it there; `target.format=ort` writes ONNX Runtime's
+own format. `trust=true` accepts torch files, modules, metrics and registration from a run that was
+not made below `runs/` here. They can run code; a registered model does so when it is served.
+`measure=true` adds the program and the samples to measure the file on another machine, see
+`resnet8ptq measured`. `max_drop=0.05`, or without labels `min_sqnr_db=30`, sets the limit of a
+recommendation (default: the sweep's own). A run with a broken FP32 network is refused.
+`experiment=`, `uri=` and `root=` name the MLflow store, `cache_dir=` the folder of converted
+networks.
 """
 
 import re
@@ -144,7 +145,7 @@ def _new_folder(folder: Path) -> Iterator[Path]:
     """Yield a temporary folder that becomes `folder` if the block succeeds.
 
     Raises:
-        ConfigError: `folder` is not empty, or cannot be created.
+        ConfigError: `folder` is a file, is not empty, or cannot be created.
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(

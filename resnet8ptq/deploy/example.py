@@ -160,7 +160,9 @@ def reads_texts(source: SourceRun) -> bool:
 
 
 def resizing(preprocess: PreprocessConfig, mode: str) -> list[str]:
-    """Return the steps of `data.pictures.fit` as lines of Python on `picture`; none if not sized.
+    """Return the steps of `data.pictures.fit` as lines of Python on `picture`.
+
+    There are none without `preprocess.size`.
 
     Args:
         mode: Pillow's mode of the picture: `L` or `RGB`.

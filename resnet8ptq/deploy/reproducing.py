@@ -44,7 +44,7 @@ class Scored:
 
 
 def open_samples(source: SourceRun, cache_dir: str | None) -> Scored | str:
-    """Return the scored samples of the run, or the reason why they are missing.
+    """Return the scored samples and their evaluator, or the reason why the samples are missing.
 
     Raises:
         DataError: the data have changed since the run.
@@ -79,7 +79,7 @@ def open_samples(source: SourceRun, cache_dir: str | None) -> Scored | str:
 
 @dataclass(frozen=True)
 class Rerun:
-    """The result of running the artifact again, and a sentence that compares it with the run."""
+    """Test vectors of the artifact, and a sentence that compares its predictions with the run's."""
 
     summary: str
     vectors: Vectors

@@ -51,7 +51,7 @@ class SourceRun:
         Files that may hold code, such as torch's, are always loaded in a separate process.
 
         Raises:
-            QuantizationError: the artifact does not run, or needs more memory than is free.
+            QuantizationError: the artifact does not run in that process, or ends it.
         """
         if self.trusted and self.artifact.suffix not in RUN_CODE:
             return function(*args)
@@ -95,7 +95,8 @@ def find_run(
     Raises:
         ConfigError: the run or sweep does not exist, no run is recommended for the use, or a use is
             named for a single run.
-        TrackingError: nothing is recommended, and the predictions of a run cannot be read.
+        TrackingError: nothing is recommended, and the predictions of a run cannot be read; or a run
+            of the sweep is damaged.
     """
     runs = lookup.find_in_store(store, run_id, sweep)
     if runs.run is not None:
@@ -128,7 +129,7 @@ def find_run(
 
 
 def _assess(run: RunRecord, runs: lookup.Runs, asked: Asked) -> RunRecord:
-    """Return a run with its verdict in its sweep, or with the recommendation's if recommended."""
+    """Return a run with its verdict: that of its recommendation if it has one, or of its sweep."""
     try:
         selections = runs.select(asked)
     except TrackingError as error:  # a run of the sweep has damaged texts

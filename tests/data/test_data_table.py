@@ -223,6 +223,13 @@ def test_a_label_of_words_is_named_by_its_row():
         columns.word_labels(DataTable(Path("t"), words, ""), ["tags"], None, "words")
 
 
+def test_labels_of_words_must_be_integers_or_texts():
+    """Fractions were cut to integers without an error."""
+    words = pa.table({"words": [["a", "b"]], "tags": [[0.5, 1.5]]})
+    with pytest.raises(DataError, match="column 'tags': got lists of double"):
+        columns.word_labels(DataTable(Path("t"), words, ""), ["tags"], None, "words")
+
+
 # What is refused
 
 CELLS = {

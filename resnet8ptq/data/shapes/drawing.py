@@ -39,9 +39,9 @@ _PENTAGON = (
 )
 
 
-# Each function below returns the signed distance to the edge of one shape, negative inside, in
-# units of the shape's radius. All arrays are [n,32,32] except `p` [n,1,1], which varies the
-# proportions and is from 0 to 1.
+# Each function of a shape returns the signed distance to its edge, negative inside, in units of the
+# shape's radius. All arrays are [n,32,32] except `p` [n,1,1], which varies the proportions and is
+# from 0 to 1.
 
 
 def _circle(u: Floats, v: Floats, p: Floats) -> Floats:

@@ -1,7 +1,7 @@
-"""`data=arrays`: .npz, .npy and idx files; settings or usual names identify the arrays.
+"""`data=arrays`: .npz, .npy and idx files, whose arrays hold inputs, labels and groups.
 
-No file is unpickled. Inputs are mapped from their file, because they may exceed the memory. Arrays
-of .npz and idx files are first unpacked into the cache.
+No file is unpickled. Arrays are mapped from files, because they may exceed the memory. Those of
+.npz and idx files are first unpacked into the cache.
 """
 
 import gzip
@@ -61,10 +61,11 @@ Arrays = Mapping[str, Callable[[], Array]]
 
 
 class Chosen(NamedTuple):
-    """For each of `KEYS`, the name of an array, or the path of an array file.
+    """The arrays for `KEYS`, each by its name or by the path of its file.
 
     Attributes:
-        inputs: one name, or a dict from the input names of the network to names.
+        inputs: one array, or a dict of arrays by input name.
+        labels, groups: None for samples without them.
     """
 
     inputs: Any
@@ -76,14 +77,13 @@ def load(config: ArraysConfig, preprocess: PreprocessConfig, cache_root: Path) -
     """Return the data set of the arrays in `data.root`, a file or a folder.
 
     Raises:
-        ConfigError: inputs or labels are not recognized, or other settings do not fit the arrays.
-        DataError: a file is damaged or holds pickled objects, or an array has a wrong dtype, shape
-            or values.
+        ConfigError: inputs or labels are not recognized, or a setting does not fit the arrays.
+        DataError: a file is damaged or holds pickled objects, or its arrays are unsuitable.
     """
     root = Path(str(config.root))
     arrays = _open(root, cache_root)
 
-    # Names in the settings are checked before any array is read
+    # Check the names in the settings before reading arrays
     if not isinstance(config.inputs, str) and config.labels in (None, NO_LABELS):
         arrays = _test_by_validation(arrays, root)
     for key in KEYS:
@@ -154,7 +154,8 @@ def _open(root: Path, cache_root: Path) -> Arrays:
     """Return functions that read the arrays of a file or a folder, by name of the array.
 
     Raises:
-        DataError: there is no array, a file is damaged, or two files have the same name.
+        DataError: a folder has no arrays or two with the same name, or a file is no array or is
+            damaged.
     """
     arrays: dict[str, Callable[[], Array]] = {}
     if root.is_dir():
@@ -211,11 +212,11 @@ def _find_members(root: Path) -> list[str]:
 
 
 def name_inputs(data: DataConfig, find_takes: Callable[[], Sequence[str]]) -> DataConfig:
-    """Return the settings, with the network's input names as `data.inputs` if usual names fail.
+    """Return the settings, with `data.inputs` set if arrays have the network's input names.
 
     Without this, an array with a usual name, such as `x`, would be the only input of a network of
-    several inputs. Errors of data and network are suppressed here, because loading them raises
-    them again.
+    several inputs. Settings of other sources, and those that set `data.inputs`, stay unchanged.
+    Errors of data and network are suppressed here, because loading them raises them again.
 
     Args:
         data: the located data set, of any source.
@@ -239,11 +240,8 @@ def _match_names(root: Path, find_takes: Callable[[], Sequence[str]]) -> Any:
     """Return `data.inputs` by the names of the network's inputs.
 
     Returns:
-        The name of the only input, or a dict; None if an input has no array of its name, or if
-        usual names take precedence.
-
-    Usual names take precedence in two cases: at most one array may be an input, and has a usual
-    name; or labels have a usual name and no input has one, so that all other arrays are inputs.
+        One name, or a dict of names; None if an input has no array of its name, or if usual names
+        identify the inputs.
     """
     names: list[str] = []
     if root.is_dir():
@@ -251,7 +249,8 @@ def _match_names(root: Path, find_takes: Callable[[], Sequence[str]]) -> Any:
     elif root.suffix.lower() == ".npz":
         names = [name.removesuffix(".npy") for name in _find_members(root)]
 
-    # Do usual names take precedence?
+    # Usual names identify the inputs in two cases: labels have one and no input has, so that all
+    # other arrays are inputs; or the only array that may be an input has one
     others = {*LABELS, *GROUPS, *CLASSES, *STEPS}
     simple = {_without_side(_simple(name)) for name in names}
     candidates = simple - others
@@ -284,7 +283,12 @@ def _opener(path: Path, cache_root: Path) -> Callable[[], Array]:
 def _unpack(
     path: Path, digest: str, member: str, copy: Callable[[Path, str, Path], None], cache_root: Path
 ) -> Array:
-    """Return an array of a packed file, mapped from the cache."""
+    """Return an array of an .npz or idx file, mapped from the cache.
+
+    Args:
+        member: the array's file in the archive; empty for idx files.
+        copy: writes the unpacked array to a file.
+    """
 
     def make(folder: Path) -> None:
         with _reading(path, member):
@@ -316,8 +320,8 @@ def unpack_idx(file: BinaryIO, packed: int, to: Path) -> None:
         packed: size of the file on disk in bytes, gzipped or not, which limits the unpacked size.
 
     Raises:
-        ValueError: the file is not an idx file, its size differs from its header, or it is too
-            large unpacked.
+        ValueError: the file is not an idx file, its size differs from its header, or its unpacked
+            size exceeds the limit or the free disk space.
         Exception: the file is gzipped and damaged; gzip raises several types.
     """
     dtype, shape = _read_idx_header(file)
@@ -397,7 +401,7 @@ def _map(path: Path, source: Path, member: str = "") -> Array:
 
 @contextmanager
 def _reading(path: Path, member: str = "") -> Iterator[None]:
-    """Turn a library's error into a `DataError` that names the file, and the array `member`."""
+    """Turn an error that is no `PtqError` into a `DataError` that names the file and `member`."""
     name = str(path)
     if member:
         name += f": {member.removesuffix('.npy')}"
@@ -414,16 +418,17 @@ def _reading(path: Path, member: str = "") -> Iterator[None]:
 
 
 def _find_split(arrays: Arrays, config: ArraysConfig, root: Path) -> list[Chosen] | None:
-    """Return the names for `KEYS` of training and test arrays, in this order.
+    """Return the arrays for `KEYS` of both sides, training first.
 
     Training samples may lack labels, because an anomaly detector trains on normal samples only.
 
     Returns:
-        None if the arrays form no split, or if the settings name a single input or the labels.
+        The arrays; None if they form no split, or if the settings name a single input or the
+        labels.
 
     Raises:
-        ConfigError: labels are not recognized, `data.groups` names one array for both sides, or
-            several arrays of a side have a usual name for inputs, labels or groups.
+        ConfigError: labels are not recognized, `data.groups` is set, or several arrays of a side
+            have a usual name for inputs, labels or groups.
     """
     if isinstance(config.inputs, str) or config.labels not in (None, NO_LABELS):
         return None
@@ -434,7 +439,7 @@ def _find_split(arrays: Arrays, config: ArraysConfig, root: Path) -> list[Chosen
             return None
         sides.append(chosen)
 
-    # Both sides need the same inputs, and the test side needs labels
+    # Both sides need the same inputs, and `data.groups` names one array, not two
     train, test = sides
     if _list_keys(train.inputs) != _list_keys(test.inputs):
         return None
@@ -449,7 +454,7 @@ def _find_split(arrays: Arrays, config: ArraysConfig, root: Path) -> list[Chosen
 
 
 def _test_by_validation(arrays: Arrays, root: Path) -> Arrays:
-    """Return the arrays, renamed if validation stands in for a missing test side.
+    """Return the arrays, with those of validation renamed if there are no test arrays.
 
     `x_val` becomes `x_test`, for example. Without training arrays, nothing is renamed.
     """
@@ -470,12 +475,12 @@ def _test_by_validation(arrays: Arrays, root: Path) -> Arrays:
 
 
 def _list_keys(inputs: Any) -> list[str]:
-    """Return the network's input names if `inputs` is a dict by them; empty for one name."""
+    """Return the input names if `inputs` is a dict by them; empty for one array."""
     return list(inputs) if isinstance(inputs, dict) else []
 
 
 def _find_side(arrays: Arrays, config: ArraysConfig, root: Path, side: str) -> Chosen | None:
-    """Return the names for `KEYS` on one side of a split; None if the side lacks an input."""
+    """Return the arrays for `KEYS` on one side of a split; None if the side lacks an input."""
     left = _find_left(arrays, config)
     usual = _list_usual(side)
     single = pick(left, usual.inputs, root)
@@ -545,7 +550,10 @@ def _of_own_names(
 ) -> dict[str, str]:
     """Return the names of one side's arrays by their names without the side.
 
-    For the side `train`, this is `{"x": "x_train"}`. The names in `others` are left out.
+    The names in `others` are left out.
+
+    >>> _of_own_names(["x_train", "y_train", "x_test"], "train", others=["y_train"])
+    {'x': 'x_train'}
     """
     own = {}
     for name in arrays:
@@ -575,7 +583,7 @@ def _list_usual(side: str) -> _Usual:
 
 
 def _find_one(arrays: Arrays, config: ArraysConfig, root: Path) -> Chosen:
-    """Return the names for `KEYS` of arrays without a split; None for missing labels and groups.
+    """Return the arrays for `KEYS` of samples without a split.
 
     Raises:
         ConfigError: inputs or labels are not recognized, or several arrays have a usual name for
@@ -616,11 +624,11 @@ def _find_one(arrays: Arrays, config: ArraysConfig, root: Path) -> Chosen:
 
 
 def _find_unnamed(arrays: Arrays, used: Collection[str | None]) -> Any:
-    """Return the unused arrays as `data.inputs`.
+    """Return the arrays that are not in `used` as `data.inputs`.
 
     Returns:
-        One name, or a dict of several by their own names; None if there is no such array, or if an
-        array is named after a side of a split.
+        One name, or a dict of several by their own names; None if no array is left, or if an array
+        is named after a side of a split.
     """
     if _of_own_names(arrays, "train", ()) or _of_own_names(arrays, "test", ()):
         return None
@@ -633,7 +641,7 @@ def _find_unnamed(arrays: Arrays, used: Collection[str | None]) -> Any:
 
 
 def _list_unused(arrays: Arrays, used: Collection[str | None]) -> list[str]:
-    """Return the names that are not in `used` and do not stand for class names or scales."""
+    """Return the names that are not in `used` and are not usual for class names or scales."""
     unused = []
     for name in arrays:
         if name.lower() not in (*CLASSES, *STEPS) and name not in used:
@@ -658,7 +666,7 @@ def _list_arrays(inputs: Any) -> list[str]:
 
 
 def list_names(names: Iterable[str], separator: str = ", ") -> str:
-    """Return the first names for a message: at most 20, cut at 300 characters."""
+    """Return names for a message: at most 20, cut at 300 characters; of more, also their number."""
     listed = list(names)
     shown = printable(separator.join(listed[:20]))[:300]
     if len(listed) > 20:
@@ -723,8 +731,9 @@ def _find_inputs(
     """Return the array of a single input, or records of the inputs in a dict, from the cache.
 
     Raises:
-        DataError: arrays of a dict are empty, are not finite numbers, or differ in their number of
-            samples.
+        ConfigError: there is no array of a name.
+        DataError: an array cannot be read; or arrays of a dict are empty, are not finite numbers,
+            or differ in their number of samples.
     """
     if not isinstance(inputs, dict):
         array = find("data.inputs", inputs)
@@ -772,7 +781,7 @@ def _hash(values: Array) -> str:
 def _read_split(
     source: str, inputs: _Sourced, labels: _Sourced | None, groups: _Sourced | None
 ) -> Split:
-    """Return inputs [N, ...], labels [N, ...] and groups [N] as samples.
+    """Return inputs [N, ...], labels [N, ...] and groups [N] as a split.
 
     Raises:
         DataError: an array has a wrong dtype, shape or values.
@@ -913,8 +922,8 @@ def _read_masks(labels: _Sourced) -> NDArray[np.uint8]:
 def name_binary(sides: Sequence[Split], source: object, padded: bool = False) -> list[Split]:
     """Return splits with 1 in place of 255 in their masks, if 0 and 255 are the only values.
 
-    All splits decide together, because one split alone may be all white, or have only unlabelled
-    pixels (255) beside class 0.
+    The values of all splits are pooled, because one split alone may be all white, or have only
+    unlabelled pixels (255) beside class 0.
 
     Args:
         padded: whether the masks have padding of 255.
@@ -987,7 +996,8 @@ def _find_classes(
 
     Raises:
         ConfigError: several arrays may hold the names.
-        DataError: the array does not hold up to 1,000 different texts, or a label has no name.
+        DataError: the names are not text, more than 1,000 or not all different, or a label has no
+            name.
     """
     names = config.classes
     origin = "data.classes"
@@ -1011,7 +1021,7 @@ def _find_classes(
 def name_classes(
     source: object, highest: int, names: Sequence[str] | None, origin: str = "data.classes"
 ) -> tuple[tuple[str, ...], bool]:
-    """Return the names of the classes, by default their numbers, and whether `names` is set.
+    """Return the names of the classes, and whether `names` is set; by default, numbers are names.
 
     >>> name_classes("labels.npy", highest=2, names=None)
     (('0', '1', '2'), False)

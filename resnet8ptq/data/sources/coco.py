@@ -33,7 +33,7 @@ MAX_JSON_BYTES = 2**30  # largest file; COCO 2017 has 448 MB
 SMALL_BYTES = 2**24
 MAX_ENTRIES = {"images": 2_000_000, "annotations": 10_000_000, "categories": 2000}
 MAX_BOXES = 10_000  # most boxes of a picture, since the array reserves as many for every picture
-MAX_ROOM = 2**26  # most boxes in the array of all pictures, which take 4 GB
+MAX_ROOM = 2**26  # most boxes in the array of all pictures, which take 3.3 GB
 MAX_MASKS = 2**32  # most bytes, since the array reserves the longest masks for every picture
 MAX_TEXT = 2**30  # most bytes of all masks, since a short polygon can become a long mask
 # The limits of a picture's name: characters in all, and bytes between two `/`
@@ -72,8 +72,8 @@ def load(config: CocoConfig, preprocess: PreprocessConfig, cache_root: Path) -> 
     Raises:
         ConfigError: `data.annotations` is null or not a file, `data.classes` lacks a category, or
             the pictures differ in size and `preprocess.size` is null.
-        DataError: the file is not in COCO's format or too large, or a picture is missing, cannot be
-            read, or differs in size from the file's entry.
+        DataError: the file is not in COCO's format or too large; or pictures are missing, too few,
+            unreadable, outside of the folder, or of other sizes than in the file.
     """
     path = _find_annotations(config)
     annotations = _limit_masks(_read_large(path, config.classes), path)
@@ -290,7 +290,7 @@ def _integer(value: Any) -> int:
 
 
 def _image(entry: Entry) -> tuple[str, int, int]:
-    """Return the file name, width and height of a picture; raise `ValueError` for unusual ones."""
+    """Return the file name, width and height of a picture; raise `ValueError` for invalid ones."""
     name = _text(entry["file_name"])
     if not _is_file_name(name):
         raise ValueError(f"{printable(name)[:40]!r} is not a name of a file")
@@ -393,7 +393,7 @@ def _check_pictures(annotations: Annotations, folder: Path, path: Path, on_bad: 
 
 
 def _warn_outside(annotations: Annotations, path: Path) -> None:
-    """Warn about boxes that end outside of their pictures, as boxes given by two corners do."""
+    """Warn about boxes that extend beyond their pictures, as boxes given by two corners do."""
     total = 0
     outside = 0
     for image_id, placed in annotations.boxes.items():

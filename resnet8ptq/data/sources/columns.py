@@ -25,7 +25,7 @@ from resnet8ptq.data.sources.rows import FileRows, RowNames
 
 PICTURES = ("path", "file", "file_name", "filename", "image", "img", "picture")
 LABELS = (*arrays.LABELS, "class")
-# Column names for pictures and speech
+# Names of columns whose texts are the labels, as of pictures and speech
 TRANSCRIPTS = ("transcript", "transcription", "sentence", "text")
 SEPARATOR = "|"  # separates several labels in one text
 _DECIMAL_COMMA = re.compile(r"[+-]?\d+,\d+")
@@ -212,7 +212,8 @@ def pictures_at(table: DataTable, name: str, folder: Path) -> list[Picture]:
     """Return the pictures at the paths in a column; relative paths begin in `folder`.
 
     Raises:
-        DataError: a path is missing, or leads out of `folder`; the message names the row.
+        DataError: a cell holds no path, or its path leads out of `folder`; the message names the
+            row.
     """
     top = folder.resolve()
     pictures = []
@@ -242,7 +243,7 @@ def packed_pictures(table: DataTable, name: str, folder: Path) -> list[Picture]:
 
     Raises:
         DataError: only some bytes are null; or all are, and a path is missing or leads out of
-            `folder`. The message names the row.
+            `folder`; the message names the row.
     """
     content = table.column("data.inputs", name)
     if pa.types.is_struct(content.type):
@@ -263,7 +264,7 @@ def write_numbers(
     """Write samples [N, ...] from columns of numbers, or from one column of lists of numbers.
 
     Rows are written in groups, because samples and columns together could exceed the memory.
-    Integers from 0 to 255 become uint8, because CSV files have no types.
+    If all numbers are integers from 0 to 255, they become uint8, because CSV files have no types.
 
     Args:
         shape: the shape of a sample; None for the number of columns, or the shape of the lists.
@@ -271,8 +272,8 @@ def write_numbers(
     Raises:
         ConfigError: the numbers of a row do not fit this shape, a name is not that of one column,
             or a column of lists is not alone.
-        DataError: a cell is not a finite number, or the lists of a column differ in length; the
-            message names the row and the column.
+        DataError: a cell is not a finite number, or the lists of a column are empty or differ in
+            length; the message names the row and the column.
     """
     parts = [_read_numbers(table, name) for name in names]
     has_lists = any(part.ndim > 1 for part in parts)
@@ -315,7 +316,7 @@ def _read_numbers(table: DataTable, name: str) -> NDArray[Any]:
     """Return a column of numbers as [N], or of lists of numbers as [N, ...]; booleans as uint8.
 
     Raises:
-        DataError: a cell is not a finite number, or lists differ in length.
+        DataError: a cell is not a finite number, or lists are empty or differ in length.
     """
     column = table.column("data.inputs", name)
     cell = partial(table.rows.cell, name)
@@ -387,13 +388,13 @@ def labels(
     Integers are labels from 0. Texts and booleans are names of classes, in the order of `classes`,
     or by default in alphabetical order. Floats are regression targets, without classes. Lists,
     texts with `SEPARATOR`, and several columns of 0 and 1 give several labels for each sample,
-    [N, classes] bool; one-hot lists and columns give classes. Without `classes`, a column with a
-    name in `TRANSCRIPTS` holds texts, [N].
+    [N, classes] bool; one-hot lists and columns give classes. Without `classes`, a text column
+    with a name in `TRANSCRIPTS` holds texts, [N].
 
     Raises:
         ConfigError: a name is not that of one column.
-        DataError: a label is missing, has none of these types, or is no class; the message names
-            the column.
+        DataError: a label is missing, has none of these types, or is no class, or there are too few
+            or many classes; the message names the column.
     """
     [name, *others] = names
     if name == arrays.NO_LABELS:
@@ -447,8 +448,8 @@ def word_labels(
 
     Raises:
         ConfigError: a name is not that of one column.
-        DataError: a row has more or fewer labels than words, or a label is missing, has another
-            type, or is no class.
+        DataError: a row has more or fewer labels than words, a label is missing, has another type,
+            or is no class, or there are too few or many classes.
     """
     column = table.column("data.labels", names[0])
     source = f"{table.source}: column {names[0]!r}"
@@ -478,6 +479,8 @@ def word_labels(
     check_filled(flat, cell_of_word)
     if is_text(flat):
         numbers, tags, named = _by_name(flat, source, cell_of_word, classes)
+    elif not pa.types.is_integer(flat.type):
+        raise DataError(f"{source}: got lists of {flat.type}, expected integers from 0 or texts")
     else:
         numbers = arrays.check_labels(flat.to_numpy(), source)
         tags, named = arrays.name_classes(source, int(numbers.max()), classes)

@@ -37,8 +37,8 @@ def load(config: FolderConfig, preprocess: PreprocessConfig, cache_root: Path) -
         ConfigError: the pictures differ in size, and `preprocess.size` is null; the class folders
             differ from `data.classes` or are no classes; or `data.masks` or `data.targets` does not
             fit.
-        DataError: class folders, pictures, masks or targets are missing, a class has no folder of
-            training pictures, or a picture cannot be read.
+        DataError: class folders, pictures, masks or targets are missing or unsuitable, a class has
+            no folder of training pictures, or a picture cannot be read.
     """
     root = Path(str(config.root))
     sides = _find_sides(root)
@@ -48,7 +48,7 @@ def load(config: FolderConfig, preprocess: PreprocessConfig, cache_root: Path) -
     if names:
         _warn_of_loose(dict.fromkeys([root, *sides]))
 
-    # Without a split, all pictures are in class folders of the root
+    # Without folders of both sides, divide the pictures of the root
     if len(sides) == 1:
         whole = _decode(root, names, config, preprocess, cache_root)
         return split_one(
@@ -94,7 +94,7 @@ def _load_paired(
 
     Raises:
         ConfigError: `data.masks` or `data.targets` does not fit, or pictures differ in size.
-        DataError: a picture lacks a mask or target, or cannot be read.
+        DataError: a picture lacks a mask or target of its shape, or cannot be read.
     """
     key = "data.targets" if config.masks is None else "data.masks"
     beside = Path(str(config.masks or config.targets)).expanduser()
@@ -118,7 +118,7 @@ def _load_paired(
         named = name_binary([side.split for side in splits], beside, is_padded)
         splits = [replace(side, split=split) for side, split in zip(splits, named, strict=True)]
 
-    # A test folder keeps the split; without one, the pictures are divided
+    # Without folders of both sides, divide the pictures
     if len(splits) == 1:
         mend = f"{TRAIN}/ and test/ in data.root and {key}"
         data = split_one(root.name, (), splits[0].split, root, config, mend=mend)
@@ -252,7 +252,7 @@ def read_unlabelled(root: Path, preprocess: PreprocessConfig, cache_root: Path) 
 
 
 def _find_classes(folder: Path, config: FolderConfig) -> tuple[str, ...]:
-    """Return the names of the class folders; empty if the settings ask for no classes.
+    """Return the names of the class folders; empty for unlabelled pictures, masks or targets.
 
     The order is that of `data.classes`, or by default alphabetical.
 

@@ -30,10 +30,10 @@ def load(config: TableConfig, preprocess: PreprocessConfig, cache_root: Path) ->
     """Return the data set in the folder `data.root`; messages number the rows of each split.
 
     Raises:
-        ConfigError: `datasets` is not installed, columns are not recognized, or the settings do not
-            fit them.
-        DataError: the data set is damaged, refers to files outside of the folder, has no rows, or
-            has an unsuitable column, cell or picture.
+        ConfigError: a package is missing, columns are not recognized, or a setting does not fit
+            them.
+        DataError: the data set is damaged, refers to files outside of the folder, has too few rows,
+            or has an unsuitable column, cell or picture.
     """
     table_of_rows, config = _open(config, cache_root)
     return table.build(table_of_rows, table_of_rows.source, config, preprocess, cache_root)

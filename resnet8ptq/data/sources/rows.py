@@ -26,7 +26,7 @@ class FileRows:
         count: number of rows.
         unit: the name of a row, such as `line`.
         first: the number of the first row, after which the numbers ascend by 1.
-        numbers: the number of each row [count], in place of `first`, if they do not.
+        numbers: the number of each row [count], in place of `first`, if the numbers have gaps.
     """
 
     source: Path
@@ -36,7 +36,7 @@ class FileRows:
     numbers: NDArray[np.int64] | None = None
 
     def say(self, index: int) -> str:
-        """Return the unit and number of a row, counted from 0 in `index`.
+        """Return the unit and number of the row at `index`, which counts from 0.
 
         >>> FileRows(Path("a.csv"), count=9, unit=LINE, first=2).say(0)
         'line 2'

@@ -55,8 +55,10 @@ def load(config: TableConfig, preprocess: PreprocessConfig, cache_root: Path) ->
     """Return the data set of the file `data.root`, and of the file `data.test` if it is set.
 
     Raises:
-        ConfigError: columns are not recognized, or the settings do not fit them.
-        DataError: a file is damaged or has no rows, or a column, cell or picture is unsuitable.
+        ConfigError: columns are not recognized, a setting does not fit them, or a package is
+            missing.
+        DataError: a file is damaged or has too few rows, or a column, cell or picture is
+            unsuitable.
     """
     table, config = _open(config, cache_root)
     return build(table, table.source.parent, config, preprocess, cache_root)
@@ -69,7 +71,10 @@ def list_pictures(config: TableConfig, cache_root: Path) -> list[Picture]:
 
 
 def _open(config: TableConfig, cache_root: Path) -> tuple[DataTable, TableConfig]:
-    """Return the rows of all files, and the settings; with `data.test`, an added column splits."""
+    """Return the rows of all files, and the settings.
+
+    With `data.test`, the rows have an added column, and `data.split` names it.
+    """
     root = Path(str(config.root))
     sha256 = files.sha256(root)
     rows = read(root, sha256, cache_root)
@@ -131,14 +136,15 @@ def build(
     preprocess: PreprocessConfig,
     cache_root: Path,
 ) -> Dataset:
-    """Return a table's rows as samples, split by a column if one exists, else by class and seed.
+    """Return a table's rows as samples, split by a column, or without one by `split_one`.
 
     Args:
         folder: the folder of relative picture paths, if `data.folder` is null.
 
     Raises:
-        ConfigError: columns are not recognized, or the settings do not fit them.
-        DataError: the table has no rows, or a column, cell or picture is unsuitable.
+        ConfigError: columns are not recognized, a setting does not fit them, or a package is
+            missing.
+        DataError: the table has too few rows, or a column, cell or picture is unsuitable.
     """
     root = table.source
     if not len(table.columns):
@@ -239,7 +245,7 @@ def _read_inputs(
     preprocess: PreprocessConfig,
     cache_root: Path,
 ) -> _TableSamples:
-    """Return the samples of a table without texts: pictures or numbers.
+    """Return the samples of a table without tokenizer: pictures or numbers.
 
     Args:
         others: all columns except labels, split and groups.
@@ -294,9 +300,10 @@ def _find_pictures(
 ) -> list[Picture] | None:
     """Return the pictures in the column of inputs.
 
-    None if there are several columns, or if the column holds no pictures.
+    None if there are several columns, or if the column holds neither texts nor bytes.
 
     Raises:
+        ConfigError: there is no column of that name.
         DataError: a cell is empty, or its path leads out of `folder`.
     """
     [name, *others] = inputs
@@ -335,7 +342,7 @@ def read(path: Path, sha256: str, cache_root: Path) -> pa.Table:
     """Return the rows of a file; Parquet and JSON Lines files are unpacked into the cache.
 
     The separator of a CSV file is the comma, semicolon or tab, whichever is most frequent in the
-    first line. Arrow infers the type of a CSV column from all its cells; `columns.TRANSCRIPTS` are
+    first line. Arrow infers the type of a CSV column from its cells; `columns.TRANSCRIPTS` are
     texts. A JSON Lines file has an object for each row; see `read_tagged` for words and their tags.
 
     Raises:
