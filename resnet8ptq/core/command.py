@@ -56,10 +56,9 @@ class Abort(BaseException):
 
 @dataclass(frozen=True)
 class Ending:
-    """The end of a command.
+    """The exit code of a command, and its error.
 
     Attributes:
-        code: the exit code.
         error: the first error or interrupt; None without one.
     """
 

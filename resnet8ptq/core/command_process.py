@@ -26,11 +26,12 @@ _CODE = "from resnet8ptq.api import serving; serving.main()"
 
 
 def run(name: str, words: Sequence[str], quiet: bool = False) -> dict[str, Any]:
-    """Run `resnet8ptq NAME WORDS...`; return its answer.
+    """Run `resnet8ptq NAME WORDS...`; return its answer, see `api.serving`.
 
-    The answer of `run` has `record_folder` and `sweep_folder`, see `api.serving`.
+    The answer of `run` has `record_folder` after a single run, and `sweep_folder` after a sweep.
 
     Args:
+        name: the command, one of `api.serving.COMMANDS`.
         quiet: whether the command's log is dropped.
 
     Raises:

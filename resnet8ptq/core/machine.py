@@ -38,7 +38,6 @@ class Runtime:
 
     Attributes:
         cache_root: see `cache.folder`.
-        threads: number of threads.
         threads_fixed: whether the user set `threads`; otherwise an evaluation uses fewer if that is
             faster.
         deadline: the time limit; searches and learned rounding end there, with the best so far.

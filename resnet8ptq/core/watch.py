@@ -71,7 +71,6 @@ class Watch:
         draws: returns whether the terminal already shows running steps as bars.
 
     Attributes:
-        steps: the running steps.
         between: the label between steps; if empty, no line is printed there.
         quiet_s: the silence before a line in seconds; during a long step, the silence grows up to
             `LINE_SECONDS`.

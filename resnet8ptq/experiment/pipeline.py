@@ -58,7 +58,6 @@ def run_experiment(
     Args:
         settings: the run's settings, with all files located.
         folder: the run's existing folder.
-        run: the open run.
         check_file: looks for the cause of the loss of a file that another program quantized, and
             returns params; None for other files.
 

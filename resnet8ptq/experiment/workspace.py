@@ -95,7 +95,7 @@ class Workspace:
         return Plan.of(decisions, WeightScheme.of(self.config, seven_bits))
 
     def correction_settings(self, decisions: Decisions, samples: Split) -> CorrectionSettings:
-        """Return the settings of the corrections."""
+        """Return the settings of the corrections for these decisions, with their samples."""
         return CorrectionSettings(
             weights=self.plan(decisions),
             selection=self.settings.quantizer.select(decisions),

@@ -23,7 +23,6 @@ class Budget:
     """The time limit of a search, from the start of the command to its end.
 
     Attributes:
-        limit_s: the limit in seconds.
         loading_s: seconds from the start of the command until the search is set up. The end of the
             command, which sends the runs and prints the table, should take less on this machine.
     """

@@ -143,7 +143,11 @@ class Arguments(StoreArguments):
 
 
 def main(words: list[str]) -> None:
-    """Log the missing runs; print them, their counts, and the commands of the sweeps' reports."""
+    """Log the missing runs; print them, their counts, and the commands of the sweeps' reports.
+
+    Raises:
+        ConfigError: the folder does not exist.
+    """
     asked = command.parse_words(words, Arguments, __doc__)
     folder = Path(asked.folder)
     if not folder.is_dir():

@@ -29,7 +29,7 @@ _AT_ONCE = 100  # most params or tags in one call of MLflow, which takes more me
 
 @interrupts.deferred()
 def create_run(store: Store, journal: Journal) -> str:
-    """Create the run in the store, with the tags of its journal; return its id."""
+    """Create the run in the store, with the tags that MLflow shows; return its id."""
     from mlflow.tracking.context.registry import resolve_tags
 
     own = details.shown_tags(journal.tags)
