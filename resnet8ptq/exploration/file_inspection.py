@@ -14,8 +14,7 @@ def run_inspection(path: Path, cache_root: Path) -> None:
     """Print format, producer, inputs and outputs of a file, and the bits of its layers.
 
     Raises:
-        ConfigError: the file is missing, unsafe, damaged, or cannot be run.
-        UnsupportedError: the library that runs the file is not installed.
+        ConfigError, UnsupportedError: see `reading.admit`.
     """
     # Print the facts of the whole file
     admitted = reading.admit(path, cache_root)

@@ -48,8 +48,8 @@ class Explanation:
         facts: see `say_facts`; for FP32, its latencies.
         command: the deploy command; empty without one, as for FP32.
         note: for the best model, see `say_chance` and `say_balanced`; else empty.
-        hint: for the model of the headline, a sentence if no candidate of `rule` is shown to be
-            faster than FP32; else empty.
+        hint: for the model of the headline, `NOTHING_FASTER` if `Headline.nothing_faster`; else
+            empty.
         untried: with a hint, see `find_untried`; else empty.
     """
 
@@ -222,9 +222,9 @@ def say_chance(selected: ModelSelection, best: Cell) -> str:
 
 
 def say_balanced(selected: ModelSelection, best: Cell) -> str:
-    """Return a sentence on the balanced model if it is clearly smaller than the best; else empty.
+    """Return a sentence on the balanced model if it is smaller than the best; else empty.
 
-    A difference within `SAME_SIZE` is not clear.
+    A model smaller by at most `SAME_SIZE` counts as equal.
     """
     balanced = find_recommendation(BALANCED, selected.recommendations)
     if balanced is None or balanced.choice is None:

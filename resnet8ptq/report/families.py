@@ -86,7 +86,10 @@ class Family:
 
     @cached_property
     def models(self) -> list[Cell]:
-        """The first cell of each group of `equal_files`, with a label for all runs of the group."""
+        """The first of each group of measured cells with equal files, with a label for the group.
+
+        See `equal_files.group`.
+        """
         cells = by_run_id(self.measured)
         keys = naming.varied(self.records)
         models = []

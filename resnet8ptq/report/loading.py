@@ -34,8 +34,8 @@ MAX_BYTES = 2**30  # largest artifact
 def load_families(store: Store, records: Sequence[RunRecord]) -> list[Family]:
     """Return the families of the runs, with the values of each sample and some ranges.
 
-    A file that is missing or damaged causes a warning. A run that lacks its values is kept as
-    failed.
+    A file that is missing or damaged causes a warning. A measured run that lacks its values is kept
+    as failed.
     """
     return [_load_family(store, family) for family in group_by_samples(records)]
 
@@ -186,7 +186,7 @@ def _read_earlier(store: Store, record: RunRecord) -> Paired | None:
 
 
 def _largest_of_each(records: Sequence[RunRecord]) -> list[RunRecord]:
-    """Return, for each digest, the run that scored the most samples, as runs may stop early."""
+    """Return, for each digest of samples, the run that scored most of them; runs may stop early."""
     largest: dict[str, RunRecord] = {}
     for record in sorted(records, key=lambda record: record.metrics.get(metrics.SAMPLES, 0)):
         largest[record.samples_digest] = record

@@ -26,12 +26,12 @@ COLUMNS = (
 
 
 def is_suite(records: Sequence[RunRecord]) -> bool:
-    """Return whether a run belongs to a benchmark suite."""
+    """Return whether any of the runs belongs to a benchmark suite."""
     return any(record.benchmark != "null" for record in records)
 
 
 def rows(records: Sequence[RunRecord]) -> list[list[str]]:
-    """Return a row of `COLUMNS` for each run; `met` compares the run's metric with the target."""
+    """Return a row of `COLUMNS` for each run; `met` says whether its metric reaches the target."""
     return [_row(record) for record in records]
 
 
@@ -47,10 +47,14 @@ def _row(record: RunRecord) -> list[str]:
         shown = "" if math.isnan(target) else f"{target:g}"
         return [*names, *[""] * 5, shown, "", "", record.status]
 
-    # A void baseline proves nothing about the target
-    met = "yes" if value >= target else "no"
-    if record.doubt:
-        met = VOID
+    # Without a target, none is met; a void baseline proves nothing about a target
+    shown = ""
+    met = ""
+    if not math.isnan(target):
+        shown = metric.show(target)
+        met = "yes" if value >= target else "no"
+        if record.doubt:
+            met = VOID
     interval = record.interval("value") or ()
     return [
         *names,
@@ -59,7 +63,7 @@ def _row(record: RunRecord) -> list[str]:
         metric.show(fp32),
         metric.show(value),
         " to ".join(map(metric.show, interval)),
-        metric.show(target),
+        shown,
         met,
         f"{record.size_bytes / 1000:.1f}",
         record.status,

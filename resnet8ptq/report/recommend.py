@@ -33,7 +33,7 @@ TUNED = {"nodes_to_exclude": "auto", "precision.plan": "auto", "method": "qat"}
 CLOSE = 0.05  # sizes, latencies and values of a criterion within 5% count as close
 NEAR = 2.0  # paired standard errors; the criterion chooses among models this near to the best
 FAMILIAR = 0.02  # FP32 was probably trained on samples where its metric is better by more than this
-FINALISTS = 3  # number of models that are timed as the fastest, and in batches as the fastest
+FINALISTS = 3  # number of the fastest models to time, for one sample and for batches
 ALL_TIMED = 8  # up to this number of models, all are timed against each other
 RECOMMENDED = "recommended"
 BEST = "best"
@@ -92,7 +92,7 @@ class Recommendation:
 
 @dataclass(frozen=True)
 class ModelSelection:
-    """A family of assessed runs, and the models to choose from; chooses the recommended ones."""
+    """The choice of recommended models among the assessed runs of a family."""
 
     family: Family  # the assessed runs
     timing: PairedLatency | None = None  # the timing of the finalists, if they were timed

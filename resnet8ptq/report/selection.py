@@ -39,7 +39,7 @@ def select(
 def load_selections(
     store: Store, parent: RunRecord, records: Sequence[RunRecord], limits: ReportConfig
 ) -> list[ModelSelection]:
-    """Return a selection for each family of a sweep's runs, with the timings of the sweep's log."""
+    """Return a selection for each family of a sweep's runs, with the timings that it has logged."""
     families = load_families(store, records)
     return select(families, limits, _load_timings(store, parent, len(families)))
 

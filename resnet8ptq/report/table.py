@@ -61,8 +61,8 @@ def make(records: Sequence[RunRecord]) -> Table[Row]:
 
     Baselines are sorted by framework; those that are themselves runs have no second row. Runs keep
     the order of `records`, which in a sweep is that of the jobs (`history.load_children`).
-    `shorten` sorts more than `MANY` runs by the metric. The settings that vary have columns after
-    `weights`.
+    `shorten` sorts more than `MANY` rows of runs by the metric. The settings that vary have columns
+    after `weights`.
     """
     adjusted = adjusted_p(records)
     keys = varied(records)

@@ -22,7 +22,7 @@ _NARROW = 100  # characters of a line, below which the table of six columns is c
 
 
 def print_families(families: Sequence[Family], console: Console | None = None) -> None:
-    """Print a table with notes for each family of runs, to stdout without another console."""
+    """Print a table with notes for each family of runs; by default to stdout."""
     console = stdout(console, PIPE_WIDTH)
     if len(families) > 1:
         say(console, notes.FAMILIES_NOTE.format(count=len(families)))

@@ -41,7 +41,7 @@ def speed(record: RunRecord, timing: PairedLatency, of: int) -> Ratio | None:
     """Return a run's speed relative to the fastest FP32; None if it was not timed.
 
     Args:
-        of: number of compared models, by which the interval is corrected.
+        of: number of compared models, for which the interval is corrected.
     """
     times = timing.single
     if record.run_id not in times:
@@ -67,7 +67,7 @@ def put_in(family: Family, timing: PairedLatency | None) -> Family:
 def without_carried(family: Family, timing: PairedLatency | None) -> PairedLatency | None:
     """Return a timing without the runs that were measured elsewhere by hand.
 
-    Returns None without a timing, or if the timing has only FP32 left after such a run.
+    Returns None without a timing, or if the removal leaves only FP32.
     """
     carried = {cell.record.run_id for cell in family.cells if cell.record.was_carried}
     if timing is None or carried.isdisjoint(timing.single):

@@ -3,10 +3,9 @@
 A model passes if the one-sided 95% upper bound of its paired loss is within the limit. The model
 fails if the lower bound is beyond the limit. Both are corrected for the models that are assessed
 together, usually those of a family (Holm, 1979). Runs with equal files count as one model.
-Otherwise the model is undecided, because a loss
-that is not significant does not prove equality. A verdict is void if FP32 itself is not shown to be
-better than chance, or is clearly below the accuracy that the user expects. A loss against a broken
-network has no meaning.
+Otherwise the model is undecided, because a loss that is not significant does not prove equality. A
+verdict is void if FP32 itself is not shown to be better than chance, or is clearly below the
+accuracy that the user expects. A loss against a broken network has no meaning.
 
 Unless the verdict is void, a model also fails if its metric is below the smallest accepted value,
 such as `report.min_accuracy`, or if one of its outputs no longer depends on the sample.
@@ -234,7 +233,7 @@ def margin_at(metric: Metric, cell: Cell, limit: float) -> Margin:
 
 
 def assess_added(family: Family) -> list[tuple[Cell, Verdict]]:
-    """Return verdicts by the samples in `Family.added` alone, with their cells.
+    """Return the cells with their verdicts by the samples in `Family.added` alone.
 
     The list is empty without such samples. Runs with a doubtful FP32, with grouped samples, or
     with values that cannot be split by sample are left out.
@@ -264,7 +263,7 @@ def assess_added(family: Family) -> list[tuple[Cell, Verdict]]:
 
 
 def say_added(family: Family) -> str:
-    """Return the note about samples added to those of earlier runs, with the verdicts by them."""
+    """Return the note about samples added to those of earlier runs, see `assess_added`."""
     assert family.added is not None
     added = int(family.added.sum())
     total = len(family.added)

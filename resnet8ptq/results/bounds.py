@@ -3,7 +3,7 @@
 A test asks whether the loss lies below a limit. The upper bound is the smallest limit for which the
 same test passes, at the level that Holm's correction leaves to the model. By its loss, a model
 therefore passes exactly if its upper bound is at most the limit. It fails exactly if its lower
-bound is at least the limit.
+bound is above the limit.
 """
 
 from collections.abc import Callable, Sequence

@@ -103,7 +103,7 @@ class Samples(_Part):
 
 
 class FileSizes(_Part):
-    """File sizes."""
+    """Sizes of the quantized file and of the FP32 file."""
 
     bytes: Size = _of("size_bytes")
     fp32_bytes: Size = _of("fp32_size_bytes")

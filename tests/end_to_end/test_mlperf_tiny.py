@@ -8,7 +8,7 @@ from resnet8ptq.core.errors import ConfigError, UnsupportedError
 from resnet8ptq.experiment import mlperf_tiny
 from resnet8ptq.experiment.mlperf_tiny import Paths
 from resnet8ptq.experiment.settings import check_names
-from resnet8ptq.report.mlperf_tiny import rows
+from resnet8ptq.report.mlperf_tiny import COLUMNS, rows
 from resnet8ptq.tracking.record import RunRecord
 from tests.helpers.calling import REPO, call
 from tests.helpers.configs import make_config
@@ -119,3 +119,13 @@ def test_the_table_says_which_targets_are_met():
         [*start, "", "", "", "", "", "0.9", "", "", "unsupported"],
         [*start, *[""] * 8, "failed"],
     ]
+
+
+@pytest.mark.parametrize("target", [{}, {"benchmark.target": "null"}])
+def test_a_run_without_a_target_neither_meets_nor_misses_one(target):
+    params = {"model": "kws", "backend": "onnx", "dtype": "int8", **target}
+    metrics = {"counts/total": 1000.0, "baseline/accuracy": 0.913, "accuracy": 0.902}
+    metrics |= {"size_bytes": 53936.0}
+    [row] = rows([RunRecord.of("1", params, metrics, {"status": "ok"})])
+    cells = dict(zip(COLUMNS, row, strict=True))
+    assert (cells["target"], cells["met"]) == ("", "")

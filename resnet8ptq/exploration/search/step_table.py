@@ -495,7 +495,7 @@ def answer(config: RunConfig, finding: str, nodes: Sequence[str]) -> list[Change
 
 
 def usual(config: RunConfig, worst: Sequence[str]) -> list[Change]:
-    """Return the changes that every diagnosis tries, even without a finding.
+    """Return the changes that a diagnosis of these settings tries, even without a finding.
 
     Args:
         worst: nodes of the layer whose own error is largest; empty if unknown.

@@ -39,7 +39,8 @@ class Fingerprint:
 
     Attributes:
         name: the name in the file, without additions of a quantizer.
-        sizes: the sorted sizes of the axes without the batch axis; sizes of 1 are left out.
+        sizes: the sorted sizes of the axes without the batch axis; sizes of 1 are left out. An
+            empty tensor has (0,).
         quantiles: `QUANTILES` of the values for each sample [samples, quantiles].
     """
 
@@ -62,7 +63,7 @@ def match(
     other: Sequence[Fingerprint],
     measure: Callable[[int, int], float],
 ) -> list[tuple[int, int]]:
-    """Return the pairs of indices of tensors that are the same tensor, in the order of `fp32`.
+    """Return the pairs of indices of matched tensors, in the order of `fp32`.
 
     Args:
         fp32, other: the tensors of both files, in execution order.

@@ -81,8 +81,8 @@ class ComparedTensor:
     """A tensor in FP32 and in the file.
 
     Attributes:
-        name, operator: the name in FP32, and the operator that computes the tensor; empty for an
-        input.
+        name: the name in FP32.
+        operator: the operator that computes the tensor; empty for an input.
         inner: the tensor in the file.
         layer: name of the node that computes the tensor; for a fused activation, name of the layer
             before it; empty for an input.

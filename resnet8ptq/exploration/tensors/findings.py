@@ -62,7 +62,7 @@ class Finding:
         return f"{self.name} in {where}: {self.meaning}"
 
     def to_entry(self) -> dict[str, object]:
-        """Return the finding for programs, with its worst tensor only; empty without a tensor."""
+        """Return the finding for programs, with its worst tensor only."""
         return {
             "name": self.name,
             "tensor": self.tensors[0] if self.tensors else "",

@@ -89,7 +89,7 @@ def write_comparison(
 
 
 def to_csv(compared: TensorComparison) -> str:
-    """Return a CSV with a line for each tensor, then one for each layer's weights, in their order.
+    """Return a CSV: lines for the tensors in the order of execution, then for the weights by layer.
 
     `layer_sqnr_db` is the SQNR of the layer alone. `beyond_range` and `kernel_off` are fractions of
     the tensor's values.
@@ -133,7 +133,7 @@ def find_costliest(compared: TensorComparison) -> list[ComparedTensor]:
 
 
 def note(compared: TensorComparison) -> str:
-    """Return the meaning of the columns, and the samples, in words."""
+    """Return the meaning of the columns, and the numbers of tensors and samples, in words."""
     return (
         "alone: the layer's own error, computed from the file's tensors before it; so far: with "
         f"theirs. {len(compared.tensors)} tensors matched, {compared.unmatched} of FP32 not; "

@@ -80,7 +80,8 @@ def write_report(
 
     Args:
         parent_id: the id of the sweep's parent run, or of the single run.
-        chosen: one for each family; empty for a sweep of analyses, which has only `report.html`.
+        chosen: a selection for each family; empty for a sweep of analyses, which has only
+            `report.html`.
 
     Returns:
         The paths of the files, in `folder`.
@@ -180,7 +181,7 @@ def to_html(
 
     Args:
         panels: trade-off panels of each family, drawn as inline SVG.
-        figures: image files of the details.
+        figures: image files of the details, by name.
         wrong: wrong answers of the first recommended model of each family.
         heat_maps: the errors by layer, see `layer_errors`.
     """
