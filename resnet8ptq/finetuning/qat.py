@@ -39,7 +39,7 @@ class QatSettings:
 
     Attributes:
         training: the settings `qat`, such as epochs and learning rate.
-        calib: the calibration method of the initial ranges.
+        calib: the settings of the calibration that gives the initial ranges.
         weights, activations: the schemes of the run's backend.
         selection: the settings and decisions that choose the nodes in float.
         float_output: whether the outputs of the last layer and of all later nodes stay in float.

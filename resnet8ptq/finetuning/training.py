@@ -38,7 +38,7 @@ class _State:
     """The state of a training after `epoch` epochs, as a checkpoint stores it.
 
     Attributes:
-        student, optimizer: their `state_dict`.
+        student, optimizer: the `state_dict` of each.
         best: the student's `state_dict` with the smallest loss on held-out samples so far.
         points: the points of the curves so far.
     """
@@ -276,7 +276,7 @@ def augment(images: NDArray[np.uint8], random: np.random.Generator) -> NDArray[n
 
 
 def _save(state: dict[str, Any], path: Path) -> None:
-    """Write a checkpoint after its SHA-256, because torch does not detect flipped bits."""
+    """Write a checkpoint behind its SHA-256: torch does not detect flipped bits when it reads."""
     content = io.BytesIO()
     torch.save(state, content)
     digest = hashlib.sha256(content.getvalue()).digest()

@@ -65,7 +65,7 @@ def _is_same(one: TensorProto, other: TensorProto) -> bool:
 def round_rows(
     values: NDArray[np.float32], axes: tuple[int, ...] = (1,)
 ) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
-    """Return values as int8 levels from -127 to 127, and their scales, which broadcast to them.
+    """Return values as int8 levels from -127 to 127, and scales, which broadcast to the levels.
 
     Args:
         axes: values along these axes share a scale; by default, the values of a row.

@@ -173,7 +173,7 @@ def find_offset_clips(graph: onnx.GraphProto) -> list[str]:
 def integer_nodes(proto: onnx.ModelProto) -> list[str]:
     """Return the names of the nodes whose first input or an output is known not to be float32.
 
-    Tokens are an example. Constants do not count.
+    Nodes that read tokens are an example. Constants do not count.
     """
     inferred = infer_shapes(proto)
     integers = set()
@@ -236,7 +236,7 @@ def constant_pads(graph: onnx.GraphProto) -> Iterator[tuple[onnx.NodeProto, bool
 
 
 def find_cuts(graph: onnx.GraphProto) -> dict[int, str]:
-    """Return the tensors at which the graph can be cut in two, by the last node's index before it.
+    """Return each tensor that cuts the graph in two, by the index of the last node before the cut.
 
     The nodes after a cut need only its tensor, constants, and tensors that depend on no layer, such
     as a mask. Such tensors are cheap to compute again.

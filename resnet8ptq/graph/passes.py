@@ -198,7 +198,7 @@ def replace_node(node: ir.Node, value: ir.Value) -> None:
 
 
 def input_of(node: ir.Node, index: int) -> ir.Value:
-    """Return an input of a node, which must not be omitted."""
+    """Return an input that the node does not omit."""
     value = node.inputs[index]
     assert value is not None
     return value

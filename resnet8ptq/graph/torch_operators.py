@@ -633,7 +633,9 @@ _MODES: dict[bytes, dict[int, tuple[str, ...]]] = {
 
 
 def _interpolations(node: Node, key: int, targets: list[Any]) -> list[Fixed]:
-    """Return torch's interpolations of the node's mode; most may align the corners or not.
+    """Return torch's interpolations of the node's mode, each with and without aligned corners.
+
+    Modes of the nearest value have no such choice.
 
     Args:
         key: index of the Resize's input with the targets: 2 for scales, 3 for sizes.

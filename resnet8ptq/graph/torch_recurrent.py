@@ -148,7 +148,7 @@ def _reset_first(
 def weights_by_direction(node: onnx.NodeProto, constants: Constants) -> list[torch.Tensor]:
     """Return the weights and biases of each direction in turn, with the gates in torch's order.
 
-    Each direction has four: the weights of inputs and of states, and the biases of both.
+    Each direction has four tensors: the weights of inputs and of states, and the biases of both.
     """
     directions, rows, _ = constants[1].shape
     biases = constants.get(3, np.zeros((directions, 2 * rows), np.float32))

@@ -1,10 +1,11 @@
 """Makes the sizes in a graph constant, except a free batch size and a free length of texts.
 
 Exporters write the shape of one example into a graph, or let the graph compute shapes from its
-inputs. Tensors that depend only on shapes and constants are computed here for a few batch sizes and
-lengths. Those with equal results become constants. Where possible, the others follow the sizes of
-the inputs. The module also wraps networks of a fixed batch size, so that they take any number of
-samples.
+inputs. Tensors that depend only on shapes and constants are computed here. If the batch size or the
+length is free, two values of it are tried. Tensors with equal results become constants. Where
+possible, the others follow the sizes of the inputs.
+
+The module also wraps networks of a fixed batch size, so that they take any number of samples.
 """
 
 import copy

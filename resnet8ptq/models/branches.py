@@ -25,12 +25,13 @@ Feeds = Mapping[str, NDArray[Any]]  # inputs by name
 
 
 def take_branches(proto: onnx.ModelProto, feeds: Sequence[Feeds] = ({},)) -> onnx.ModelProto:
-    """Replace each If whose condition is equal for all `feeds` by a branch; return the model.
+    """Replace each decided If by a branch, see `_find_decided`; return the model.
 
     If an If was replaced, `proto` must not be used afterwards; otherwise `proto` is returned.
 
     Args:
-        feeds: inputs of several batch sizes; without inputs, only constants decide.
+        feeds: inputs of several batch sizes, of which only the sizes matter; without inputs, only
+            constants decide.
     """
     while taken := _find_decided(proto, feeds):
         node, condition = taken
@@ -42,9 +43,10 @@ def take_branches(proto: onnx.ModelProto, feeds: Sequence[Feeds] = ({},)) -> onn
 def _find_decided(
     proto: onnx.ModelProto, feeds: Sequence[Feeds]
 ) -> tuple[onnx.NodeProto, bool] | None:
-    """Return the first If whose condition is equal for all `feeds`, and the value of the condition.
+    """Return the first If whose condition is decided, and the value of the condition.
 
-    Returns None without such an If.
+    Such a condition depends only on shapes and constants, and is equal for all `feeds`. Returns
+    None without such an If.
     """
     conditions = [node for node in proto.graph.node if node.op_type == "If"]
     if not conditions:

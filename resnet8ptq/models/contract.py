@@ -24,7 +24,7 @@ SampleArray = NDArray[Any]  # values [n, ...] of one input, or records [n] of se
 
 @dataclass(frozen=True)
 class Tensor:
-    """An input or output.
+    """An input or output of a network.
 
     Attributes:
         shape: the sizes without the batch axis; a free size is None.

@@ -215,7 +215,7 @@ def _write_files(
     samples: SampleArray,
     fields: Fields | None,
 ) -> None:
-    """Write a graph with constant sizes, its folded form, and the record of both.
+    """Write a graph with constant sizes, its folded form if folding works, and the record of both.
 
     Raises:
         ParityError: one of the graphs disagrees with the original.
@@ -287,7 +287,7 @@ def check_torch(
 
 
 def _take_branches(network: Network, samples: SampleArray) -> Network:
-    """Replace each If by a branch, if its condition is equal for 1, 2 and 3 samples of zeros.
+    """Replace each If by a branch, if shapes decide its condition equally for 1, 2 and 3 samples.
 
     With a fixed batch size, only batches of this size are tried.
     """
@@ -513,8 +513,8 @@ def compare_outputs(got: Outputs, expected: Outputs, final: str, label: str) -> 
         label: the framework and file, for messages.
 
     Raises:
-        ParityError: the difference exceeds the tolerance, a shape or, beyond ties, a top-1 class
-            differs, or `expected` has NaN or infinity.
+        ParityError: a shape differs, the difference exceeds the tolerance, a top-1 class differs
+            without a tie, or `expected` has NaN or infinity.
     """
     differences = [0.0]
     flipped = 0

@@ -64,7 +64,7 @@ class Fp32Model:
         return self.conversion.final
 
     def describe(self) -> dict[str, str]:
-        """Return the opset and the effect of folding, as MLflow params."""
+        """Return the opset and, if `fold` is set, the effect of folding, as MLflow params."""
         record = self.conversion
         params = {"opset": str(record.opset)}
         if record.source_opset != record.opset:
@@ -123,8 +123,8 @@ def load_network(
         torch: whether to compare torch with ONNX Runtime.
 
     Raises:
-        ModelError: the file is missing, empty, not a model or unsafe, does not fit the data, or
-            cannot be converted or folded.
+        ModelError: see `locate` and `conversion.convert`; or the network cannot be folded.
+        DataError: see `conversion.convert`.
         ParityError: ONNX Runtime disagrees with the original on up to 1,000 samples (those of
             calibration, if there are any).
     """

@@ -390,8 +390,8 @@ def cast_constants(model: ir.Model) -> None:
 def simplify_gemms(graph: onnx.GraphProto) -> None:
     """Give Gemms with constant weights and bias an alpha and beta of 1, and a bias [N], in place.
 
-    ONNX Runtime's quantizer drops the beta of a bias that it rounds. For [N], see
-    `_flatten_biases`.
+    ONNX Runtime's quantizer drops the beta of a bias that it rounds. `_flatten_biases` has the
+    reason for the shape.
     """
     links = Links(graph)
     for node in graph.node:
@@ -549,7 +549,7 @@ def write_paddings(proto: onnx.ModelProto) -> None:
 
 
 def write_pad_axes(model: ir.Model, sizes: Sizes) -> None:
-    """Write the widths of each Pad for all axes, if widths, axes and rank are known.
+    """Write the widths of each Pad with `axes` for all axes, if widths, axes and rank are known.
 
     ONNX has the input `axes` since opset 18. ONNX Runtime inserts Transpose nodes around 8-bit
     convolutions, and the optimizer of these nodes overlooks `axes` (1.31).

@@ -50,8 +50,8 @@ class Summary:
         depthwise: number of grouped convolutions.
         parameters: number of values in all constants.
         quantized: the operators that each backend quantizes by default. Operators in `FOLDED` are
-            folded, the rest stays in float. Backends that cannot take the network's inputs, or
-            run its operators, are missing.
+            folded (see `unfolded_norms`), the rest stays in float. Backends that cannot take the
+            network's inputs, or run its operators, are missing.
         final: the operator that computes the first output; empty if none does.
         converted: the backends whose own converter quantizes the whole network.
         left: number of nodes by operator that stay in float by default because of attention; the

@@ -205,7 +205,7 @@ def _make_node(operator: str, inputs: Mapping[str, Any], output: dict[str, Any])
 
 
 def _fill(node: dict[str, Any]) -> None:
-    """Replace a node of `_UNFILLED`, in place, by one that returns zeros in the default format."""
+    """Replace a node of `_UNFILLED`, in place, by one of zeros in the default memory format."""
     node["target"] = _UNFILLED[node["target"]]
     kept = []
     for argument in node.get("inputs", ()):

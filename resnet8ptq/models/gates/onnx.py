@@ -256,7 +256,11 @@ def _name_domain(proto: onnx.ModelProto) -> None:
 
 
 def check_layers(proto: onnx.ModelProto, path: Path) -> None:
-    """Raise `ModelError`, with the name `path`, for a graph without layers to quantize."""
+    """Raise `ModelError` if a graph has no layers, or layers whose weights are not FP32.
+
+    Args:
+        path: the file that the message names.
+    """
     reason = next(_reasons_not_to_quantize(proto), None)
     if reason is not None:
         raise ModelError(f"{path}: {reason}")

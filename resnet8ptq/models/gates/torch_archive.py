@@ -129,7 +129,7 @@ def refusal(path: Path, strange: str) -> QuantizationError:
 
 
 def describe(names: Collection[str]) -> str:
-    """Return the kind of an archive without a config of Keras, and the remedy, for a message.
+    """Return the kind of an archive without Keras's config, and the remedy, for a message.
 
     Args:
         names: the names of its records.

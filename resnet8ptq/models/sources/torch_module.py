@@ -34,7 +34,7 @@ def read(source: Path, sample: Sample, name: str, arguments: Mapping[str, Any]) 
 
     Args:
         name: the dotted path of the class.
-        arguments: the arguments of its constructor.
+        arguments: the arguments of the class's constructor.
 
     Raises:
         ModelError: the class cannot be imported, the weights do not fit, there is no sample, or the
