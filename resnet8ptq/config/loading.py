@@ -85,7 +85,7 @@ def type_composed(cfg: DictConfig) -> RunConfig:
 
 
 def check(config: RunConfig) -> None:
-    """Raise `ConfigError` for a value outside its limit, or in conflict with another value."""
+    """Raise `ConfigError` for a config that `limits.check` or a condition on settings refuses."""
     limits.check(config, _find_conditions(config))
 
 
@@ -172,7 +172,7 @@ _READING = (yaml.YAMLError, OmegaConfBaseException)
 
 
 def _parse_plain(text: str) -> object:
-    """Parse YAML; raise `ValueError` for an alias, because a few can expand beyond the memory."""
+    """Parse YAML; raise `ValueError` for an alias, because a few aliases can exhaust the memory."""
     for event in yaml.parse(text, yaml.SafeLoader):
         if isinstance(event, yaml.AliasEvent):
             raise ValueError("an alias")

@@ -153,7 +153,7 @@ class ModelConfig:
 
     @property
     def is_own(self) -> bool:
-        """Whether the network is the user's own, for which the embedded data do not fit."""
+        """Whether the network is the user's own, which the data set `shapes` does not fit."""
         return self.path is not None or self.module is not None
 
 
@@ -170,7 +170,7 @@ class DataConfig:
 
 @dataclass
 class SplitConfig(DataConfig):
-    """The split of samples that come without one."""
+    """The base class of sources whose samples may lack a split, with the settings of that split."""
 
     split_seed: int = limited(0, limits.SEED)
     test_fraction: float = limited(0.5, limits.PART)
@@ -240,7 +240,7 @@ class CocoConfig(SplitConfig):
 
 @dataclass
 class TaskConfig:
-    """The metrics of a run; the base class of each task's options."""
+    """The task of a run; the base class of each task's options."""
 
     name: str = "auto"
     join: str | None = limited(None, one_of("mean", "max", "vote"))

@@ -1,8 +1,8 @@
-"""Checks the command-line words of `resnet8ptq run`, before Hydra reads them, and writes settings.
+"""Checks the command-line words of `resnet8ptq run`, before Hydra reads them.
 
 A typo is reported in one line, before a framework is imported or a run is recorded. The listed
 values of a sweep are all checked before the first job starts. After Hydra has composed the config,
-`find_idle` reports settings without effect. `quote`, `assign` and `as_list` follow Hydra's grammar.
+`find_idle` reports settings without effect. Further functions parse and quote single settings.
 """
 
 import argparse

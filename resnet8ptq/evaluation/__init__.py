@@ -1,1 +1,1 @@
-"""Measures the accuracy and latency of an artifact and of its FP32 baseline."""
+"""Scores artifacts and their FP32 baselines, and measures latencies."""

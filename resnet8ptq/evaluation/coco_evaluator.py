@@ -64,7 +64,8 @@ class CocoEvaluator:
         Raises:
             ConfigError: `head` in the settings is unknown.
             ModelError: no single head fits the outputs.
-            ValueError: the reader has no annotations, or a picture was run before.
+            ValueError: the reader lacks annotations or `is_evaluation`, or a picture was run
+                before.
         """
         reader = reader or self.reader
         if reader.annotations is None or reader.records is None or not reader.is_evaluation:

@@ -130,8 +130,8 @@ class Evaluator:
     Attributes:
         quantizer: writes and loads the artifacts; FP32 runs in the same framework.
         network: the FP32 network that artifacts are compared with.
-        batch_size: the batch size of evaluations; None for the fastest, or for
-            `DYNAMIC_BATCH_SIZE` if ranges depend on the batch.
+        batch_size: the batch size of evaluations. None for `DYNAMIC_BATCH_SIZE` if ranges depend on
+            the batch, `REMOTE_BATCH_SIZE` on a target, and otherwise the fastest.
         before_softmax: whether the sensitivity analysis has cut the network before its softmax, so
             that its outputs are the logits.
         target: the machine that runs the artifacts; None for this machine.
@@ -149,7 +149,7 @@ class Evaluator:
 
     @property
     def runtime(self) -> Runtime:
-        """The threads, the cache, the deadline and the device of the run."""
+        """The cache, the threads, the time and the device that the run uses."""
         return self.quantizer.runtime
 
     @cached_property
@@ -351,8 +351,8 @@ class Evaluator:
     ) -> tuple[list[Predictor], Batching]:
         """Return copies of the artifact at `path`, loaded to run in parallel, and their batching.
 
-        The settings may fix the batching, and `find_batching` finds the rest. On a target, there is
-        one copy, and no measurement.
+        `find_batching` chooses the batching within the settings. On a target, there is one copy,
+        and no measurement.
         """
         config = quantizer.config
         size = batch_size or self.batch_size

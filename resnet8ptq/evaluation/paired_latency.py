@@ -89,7 +89,7 @@ def _read_blocks(kept: Any) -> dict[str, Blocks]:
 def time_in_blocks(
     loads: Mapping[str, "Load"], split: Split, timing: LatencyConfig
 ) -> PairedLatency:
-    """Time models in turns, in `BLOCKS` blocks; each block loads all models again.
+    """Time models in turns, in at most `BLOCKS` blocks; each block loads all models again.
 
     The speed of a model changes by some percent each time it is loaded. With one loading, a model
     could appear faster than its own copy. After `latency.LEAST` blocks, another block starts only

@@ -1,1 +1,1 @@
-"""Measures files on another machine: accuracy and latency where the network will run."""
+"""Runs files on another machine, and measures latency there, where the network will run."""

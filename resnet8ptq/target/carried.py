@@ -27,7 +27,7 @@ Name = Annotated[str, Field(max_length=200)]  # short enough for a run's tag
 
 
 class _Request(BaseModel):
-    """The fields of a request that the answer repeats."""
+    """The request that an answer repeats, with the hash of the payload."""
 
     do: Literal["describe", "load", "run", "time", "nodes"]
     run_id: str

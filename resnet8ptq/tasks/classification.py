@@ -1,4 +1,4 @@
-"""`task=classification`: the top-1 class of each sample."""
+"""`task=classification`: the top-1 class of each sample. Other tasks use its functions."""
 
 import re
 from collections.abc import Mapping, Sequence

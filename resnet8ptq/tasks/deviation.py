@@ -194,7 +194,7 @@ def summarize(comparison: Comparison) -> str:
 def _pair_metrics(names: Sequence[str], comparison: Comparison) -> Metrics:
     """Return SQNR and loss interval of the worst output, and the SQNR of each if there are several.
 
-    Outputs without names, as of a finished run, have none.
+    Without `names`, as in a finished run, only the worst output has an SQNR.
     """
     model = comparison.model
     outputs = model.reference.values, model.outputs.values

@@ -95,7 +95,7 @@ class NextToken:
 
 
 def _find_tokens(names: Sequence[str]) -> str:
-    """Return the input with the tokens: `TOKENS`, or the only one whose name does not end in mask.
+    """Return the name of the tokens' input: `TOKENS`, or the only name that does not end in mask.
 
     Raises:
         DataError: several inputs or none may hold the tokens.

@@ -65,7 +65,7 @@ class Scope:
     Attributes:
         output: the index of the scored output; None if all are scored.
         reduction: reduces the outputs of a batch to the needed part; None keeps all.
-        params: further MLflow params of a run, such as the settings of the reduction.
+        params: further MLflow params of a run, such as the head of a detector.
         joins_groups: whether samples of a group are scored as one.
     """
 

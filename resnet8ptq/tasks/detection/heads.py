@@ -336,7 +336,7 @@ def _decode_yolov8(outputs: Sequence[Array], frame: Frame) -> Candidates:
 
 
 def _match(frame: Frame, *kinds: Callable[[Shape], bool]) -> list[int]:
-    """Return the index of the output of each kind; empty unless both match one to one."""
+    """Return the output's index of each kind; empty unless kinds and outputs match one to one."""
     if len(frame.shapes) != len(kinds):
         return []
     indices: list[int] = []

@@ -1,4 +1,4 @@
-"""Non-maximum suppression: of overlapping boxes of one class, the highest score stays."""
+"""Non-maximum suppression: of overlapping boxes of a class, only the highest score stays."""
 
 from functools import cache
 

@@ -53,7 +53,7 @@ class Scores(ABC):
 
 @dataclass(frozen=True)
 class OutputScores(Scores):
-    """Base of scores that keep the outputs of the model, with a sample as the item."""
+    """Base of scores that keep the outputs of the model; by default, each sample is an item."""
 
     outputs: Outputs
 

@@ -30,7 +30,8 @@ class Outputs:
             of them.
         logits: the input of the softmax for the first m <= n samples [m, ...]; None if it is not
             known.
-        final: the kind of `values`: `PROBABILITIES`, `LOGITS` or `VALUES`.
+        final: the kind of the network's outputs: `PROBABILITIES`, `LOGITS` or `VALUES`; also
+            `PROBABILITIES` once a task has made them from logits.
         raw: with a reduction, the network's outputs for the first batches; with joined samples, the
             outputs of the single samples. Otherwise, or if the shapes of the first batches differ,
             it is empty.

@@ -50,7 +50,8 @@ class Ranking(SampleValues):
 
         Raises:
             KeyError: an array is missing.
-            ValueError: an array is not of one number for each item, or labels are not 0 and 1.
+            ValueError: an array is not of one number for each item, or the labels are not 0 and 1,
+                each at least once.
         """
         ranking = cls(arrays[f"{prefix}scores"], arrays["labels"])
         check_columns([ranking.scores], "f")
@@ -119,10 +120,7 @@ DELONG = PairedTest("DeLong's test (1988)", "95%, by DeLong's variance", Ranking
 
 
 def doubt_auc(baseline: Scores, expected: float | None) -> str | None:
-    """Return a doubt about FP32 by its AUC; None without a doubt.
-
-    The AUC is not significantly above chance, or it is significantly below `expected`.
-    """
+    """Return a doubt if FP32's AUC is not proven above chance, or is proven below `expected`."""
     ranking = baseline.per_sample
     assert isinstance(ranking, Ranking)  # both tasks with an AUC use it
     shown = f"AUC {baseline.value:.4f}"

@@ -87,9 +87,8 @@ def mcnemar(ours: int, theirs: int) -> float:
 def least_found(flips: int, total: int, level: float) -> float:
     """Return the smallest loss, a fraction, that McNemar's test detects with `POWER`.
 
-    The estimate uses the normal distribution. If no item is won, a certain number of lost items is
-    the fewest that is significant. The result is at least this number divided by `total`, and at
-    most 1.
+    The estimate uses the normal distribution. It is at most 1, and at least the fewest lost items
+    that are significant without a won item, divided by `total`.
 
     Args:
         flips: number of items, out of `total`, that only one of two models gets right.
@@ -116,9 +115,9 @@ class Margin:
     Attributes:
         z: the test statistic, standard normal if the true loss is at the limit; the smaller the
             loss, the smaller z.
-        correction: the amount, in units of z, by which both p-values are raised. It allows for
-            continuity (half a step of a counted loss) or for the uncertain skewness, and is
-            infinite if the items decide nothing.
+        correction: an amount in units of z that raises both p-values. It allows for continuity
+            (half a step of a counted loss) or for the uncertain skewness, and is infinite if the
+            items decide nothing.
         no_change: whether `items_needed` is for a model that changes no item.
         unseen: the probability that the items show none of the rare losses that would reach the
             limit, see `with_rare_losses`; 0 if `z` alone decides.
@@ -143,8 +142,7 @@ class Margin:
         """Return the sample size at which the test decides with `POWER`, at the measured loss.
 
         With `no_change`, the result is the size at which a model that changes no item passes; NaN
-        at a limit of 0. Otherwise, the result is infinite if only z is 0, and NaN for an unknown
-        margin.
+        at a limit of 0. Otherwise, at z = 0, it is infinite, or NaN with an infinite correction.
 
         Args:
             items: the present sample size.
