@@ -104,6 +104,7 @@ def show_topic(conf: Path, topic: str, option: str = "", own: Path | None = None
     Raises:
         ConfigError: the topic is neither a group nor a key.
     """
+    # Find the keys of the topic in `config.yaml`
     text = (conf / "config.yaml").read_text("utf-8")
     listed, defaults = _read_defaults(text)
     options = _find_options(conf, own)
@@ -281,6 +282,8 @@ def _read_option(options: Mapping[str, Path], group: str, option: str) -> list[K
     listed = read_keys(text, prefix)
     own = f"{group}.name"  # repeats the option, so it is shown only with a comment
     keys = {key.name: key for key in listed if key.comment or key.name != own}
+
+    # The option's own values replace those that it inherits
     content = yaml.safe_load(text) or {}
     for parent in content.get("defaults", []):
         if f"{group}/{parent}" in options:

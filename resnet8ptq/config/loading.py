@@ -255,6 +255,8 @@ def _find_conditions(config: RunConfig) -> Iterator[limits.Condition]:
     backend = config.backend
     if not isinstance(backend, backend.descriptor.schema):
         raise ConfigError(f"backend.name: got {backend.name!r} alone; try backend={backend.name}")
+
+    # Entropy calibration merges bins into levels
     bins = config.calib.num_bins
     levels = config.calib.num_quantized_bins
     takes = f"an even number > 2 * calib.num_quantized_bins = {2 * levels}"

@@ -124,6 +124,8 @@ class Combination:
             return [f"{self.framework} {Path(self.path).name}".rstrip(), self.dtype, "", ""]
         if self.dtype in FLOATS:
             return [self.framework, self.dtype, "", ""]
+
+        # Dynamic ranges and weights alone have no calibration method
         calibration = self.calib if self.method == "static" else self.method
         if self.method in ("mixed", "qat"):
             calibration = f"{self.method}, {self.calib}"

@@ -82,6 +82,8 @@ def check_and_arrange(words: Sequence[str], conf: Path, own: Path | None = None)
             is_searched = True
         if override.key_or_group == "hydra/launcher" and override.value() in _REMOTE:
             is_local = False
+
+    # Check key, option and value of each setting, then settings together
     for override in typed:
         _check_key(override, groups)
         _check_section(override, groups)
@@ -313,6 +315,7 @@ def parse(word: str) -> Override:
     try:
         return OverridesParser.create().parse_override(word)
     except HydraException:
+        # The fault may be a list with other separators
         key, _, value = word.partition("=")
         listed = _list_values(key, value)
         if listed:
@@ -509,6 +512,8 @@ def _takes(group: str, option: str, name: str, conf: Path) -> bool:
     path = conf / group / f"{option}.yaml"
     if not path.exists():
         return True
+
+    # An option without a schema of its own has the settings of the option that it extends
     schema = _WITH_OPTIONS[group]
     own = [kind for kind in with_subclasses(schema) if kind.name == option]
     if own:
@@ -626,6 +631,8 @@ def _job_values(
     names = {key}
     if name == "name" and group in _GROUPS:
         names.add(group)
+
+    # A typed setting wins over one of the sweep, and both over the config
     setting = [override for override in typed if override.key_or_group in names]
     if setting and setting[-1].is_sweep_override():
         return values(setting[-1])

@@ -97,6 +97,7 @@ def find_batching(
             network has precedence.
         about: the artifact's part of the cache key, such as network, framework and dtype.
     """
+    # The network's batch size comes first, then that of the settings
     sizes = list(BATCH_SIZES)
     if split.at_once is not None:
         sizes = [split.at_once]
@@ -127,6 +128,8 @@ def find_batching(
         return Batching(sizes[0], *widest)
     if batch_size is None and len(split) <= BATCH_SIZES[-1]:  # measuring would take longer
         return Batching(sizes[0], *min(ways, key=_at_once))
+
+    # Keep the result by network, shape and choices
     key: cache.Key = {
         **about,
         "shape": str(split.input_shape or split.stored.dtype),

@@ -64,6 +64,8 @@ def main(words: list[str]) -> None:
         address.check(named, written=bool(asked.uri))
         print(redact(named))
         return
+
+    # Advise the next port if another process has this one
     others = [word for word in words if not word.startswith("port=")]
     again = invocation.command("ui", *others, f"port={asked.port % 65535 + 1}")
     check_port(asked.port, again)

@@ -56,6 +56,8 @@ def write(folder: Path) -> None:
             f"folder: got {folder.absolute()}, which has {', '.join(there)}, expected a folder "
             f"without them; try {invocation.command('init', 'FOLDER')}"
         )
+
+    # All names are free, so write all files
     try:
         for name, source in FILES.items():
             path = folder / name

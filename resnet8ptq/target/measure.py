@@ -369,6 +369,7 @@ def answer(
 
 def main() -> None:
     """Answer each request until standard input or the file of requests ends."""
+    # Requests come from standard input, or from a file that was carried here
     source = sys.stdin.buffer
     target = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # libraries must not write among the answers

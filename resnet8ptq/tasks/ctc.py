@@ -149,6 +149,8 @@ def _score(
     if targets.lengths is not None and targets.whole_length:
         share = targets.lengths / targets.whole_length
         ends = np.ceil(frames.shape[1] * share).astype(np.int64)
+
+    # Count the errors of each line, from which the bootstrap adds up rates
     texts = []
     labels = []
     characters = []  # wrong and all characters of each line
@@ -233,6 +235,8 @@ def _read_vocabulary(numbers: Mapping[str, int]) -> list[str]:
         raise ValueError("no mapping from symbols to numbers")
     if sorted(numbers.values()) != list(range(len(numbers))):
         raise ValueError("its numbers are not 0, 1, ...")
+
+    # Special tokens print nothing, and Hugging Face writes the space as |
     symbols = []
     for symbol in sorted(numbers, key=numbers.__getitem__):
         if len(symbol) > 1 and symbol[0] in "<[":  # the symbol is a special token
@@ -262,6 +266,8 @@ def _fit(config: CtcConfig, outputs: Mapping[str, tuple[int | None, ...]]) -> Al
         for axis in (1, 0):
             if len(shape) != 2 or shape[axis] not in (len(symbols), len(symbols) + 1):
                 continue
+
+            # The blank may be counted from the end
             classes = shape[axis] or 0
             if not -classes <= config.blank < classes:
                 raise ConfigError(

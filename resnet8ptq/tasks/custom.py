@@ -88,6 +88,8 @@ def _score(
         raise ConfigError(
             f"task.metric: {title} returns {result.shape or result}; {EXPECTED}, all finite"
         )
+
+    # Values of samples are averaged; a single number is computed again for each bootstrap sample
     if result.shape:
         return BootstrapScores(outputs, mean_of(result), resamples, result)
     unchecked = _without_check(call)

@@ -173,6 +173,7 @@ def ssim(one: Maps, other: Maps) -> float:
     """
     from scipy.ndimage import correlate1d  # takes a moment to import
 
+    # The window is separable, so each axis is blurred alone
     weights = np.exp(-(np.arange(-RADIUS, RADIUS + 1) ** 2) / (2 * 1.5**2))
     weights /= weights.sum()
     axes = np.argsort(one.shape, kind="stable")[-2:].tolist()  # without the axis of the channels
@@ -191,6 +192,8 @@ def ssim(one: Maps, other: Maps) -> float:
     variance = blur(one * one) - mean * mean
     other_variance = blur(other * other) - other_mean * other_mean
     covariance = blur(one * other) - mean * other_mean
+
+    # The constants of the paper keep the quotient finite in flat windows
     first = 0.01**2
     second = 0.03**2
     above = (2 * mean * other_mean + first) * (2 * covariance + second)

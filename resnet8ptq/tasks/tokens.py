@@ -391,6 +391,8 @@ def _make(config: TokensConfig, context: TaskContext) -> Task:
         kinds = "i"
     check_labels("tokens", context, kinds, expected)
     assert context.labels is not None
+
+    # A file of tags names the network's classes, otherwise the data do
     of_labels = context.class_names
     tags = of_labels
     if config.classes is not None:
@@ -424,6 +426,8 @@ def _make(config: TokensConfig, context: TaskContext) -> Task:
             "expected O, B-..., I-... (or E-..., S-...); try task.classes= with the names of the "
             "network's classes, or task=tokens task.primary=token_accuracy"
         )
+
+    # An F1 of entities needs an entity
     decoder = TagDecoder(tags, of_labels, output, config.strict)
     prefixes = {of_labels[number][0] for number in used}
     if config.primary == "entity_f1" and prefixes == {"O"}:

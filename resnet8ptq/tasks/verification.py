@@ -220,6 +220,8 @@ def _score(
     pairs = Pairs.of(scores, drawn, same)
     by_name["eer"] = _by_pairs(pairs, items, find_eer), 0.5
     by_name["tar"] = _by_pairs(pairs, items, partial(find_tar, far)), far
+
+    # The bootstrap needs only the primary metric
     statistic, chance = by_name.pop(primary)
     every = np.arange(items)
     others: Metrics = {name: metric(every) for name, (metric, _) in by_name.items()}

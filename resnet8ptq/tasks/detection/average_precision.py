@@ -120,6 +120,8 @@ def evaluate(
     numbered = []
     for number, annotation in enumerate(annotations["annotations"], 1):
         numbered.append({"id": number, **annotation})
+
+    # Evaluate all pictures, also those without annotations
     with contextlib.redirect_stdout(io.StringIO()):  # pycocotools prints its progress
         truth = COCO()
         truth.dataset = {

@@ -256,12 +256,15 @@ def _is_yolox(frame: Frame) -> bool:
 
 def _decode_yolox(outputs: Sequence[Array], frame: Frame) -> Candidates:
     """Decode as `decode_outputs` of YOLOX (Ge et al., "YOLOX: Exceeding YOLO Series in 2021")."""
+    # List the cells of all maps in the order of the boxes
     values = outputs[0].astype(np.float32)
-    grids = []  # the cells of all maps, [cells, 2]
+    grids = []  # [cells, 2]
     strides = []  # [cells, 1]
     for stride, (rows, columns) in zip(frame.config.strides, frame.maps, strict=True):
         grids.append(_grid(rows, columns).reshape(-1, 2))
         strides.append(np.full((rows * columns, 1), stride, np.float32))
+
+    # Centres are relative to cells, and sizes are logarithms
     cells = np.concatenate(grids)
     steps = np.concatenate(strides)
     centres = (values[..., :2] + cells) * steps
@@ -345,7 +348,7 @@ def _match(frame: Frame, *kinds: Callable[[Shape], bool]) -> list[int]:
         if len(fitting) != 1:
             return []
         indices += fitting
-    if len(set(indices)) < len(indices):
+    if len(set(indices)) < len(indices):  # one output fits two kinds
         return []
     return indices
 

@@ -224,6 +224,8 @@ def _draw(
             axes.imshow(
                 np.where(inside == 1, 1.0, np.nan), cmap=ListedColormap([colour]), alpha=0.4
             )
+
+        # Of the keypoints, draw the visible ones
         points = row[6:].reshape(-1, 3)
         x, y, _ = points[points[:, 2] >= SHOWN_SCORE].T
         axes.scatter(x, y, s=8, color=colour)

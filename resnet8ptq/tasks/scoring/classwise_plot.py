@@ -18,6 +18,8 @@ def draw(comparison: Comparison, class_names: Sequence[str], title: str) -> Figu
     model = comparison.model
     baseline = comparison.baseline
     changes = ClassChanges.of(model, baseline)
+
+    # Choose the largest changes, and sort them by the change
     deltas = changes.deltas
     order = np.argsort(-np.abs(deltas), kind="stable")  # NaN last
     shown = order[: min(CLASSES, np.count_nonzero(~np.isnan(deltas)))]
@@ -33,6 +35,8 @@ def draw(comparison: Comparison, class_names: Sequence[str], title: str) -> Figu
     ):
         values = scores.of_class[shown]
         left.barh(rows + offset, values, height=0.38, color=colour, label=name)
+
+    # A significant change is red, see the label below
     differences = model.by_class[:, shown] - baseline.by_class[:, shown]
     low, high = np.nanquantile(differences, (0.025, 0.975), axis=0)
     colours = []
