@@ -1,9 +1,8 @@
 """Advice on a backend's settings, from a CPU's flags and a network's operators, without a run.
 
-A backend's module of advice has two functions, which take the CPU's flags and the network (None for
-any network). `advise` yields `Advice` objects. `sweep` returns the settings of a sweep over the
-configurations to try, or None. Each `Advice` names its source. Figures were measured on the machine
-of docs/speed.md.
+A backend's module of advice has two functions, which take the CPU's flags and the network (None if
+it is unknown). `advise` yields `Advice` objects. `sweep` returns the settings of a sweep over the
+configurations to try, or None if no sweep is advised.
 """
 
 from collections.abc import Collection, Iterator
@@ -47,7 +46,7 @@ class Advice:
 def advise_start(backend: Backend, network: Summary | None) -> Iterator[Advice]:
     """Yield advice for a backend without a module of advice: its plain 8-bit configuration.
 
-    A backend that does not quantize has none.
+    Yields nothing for a backend that does not quantize.
     """
     if backend.quantizes:
         settings = " ".join([f"backend={backend.name}", *backend.search.start])
@@ -77,7 +76,7 @@ def may_saturate(dtype: str, flags: Collection[str]) -> bool:
 
 
 def beyond_x86(flags: Collection[str]) -> str:
-    """Return the known facts about the 8-bit sums of a CPU that is not x86, as text."""
+    """Return as text how exactly and how fast a CPU that is not x86 sums 8-bit products."""
     if not is_arm(flags):
         return "nothing is known of this CPU's kernels: measure"
     if "asimddp" in flags:

@@ -41,7 +41,7 @@ Options = TypeVar("Options", bound=BackendConfig)
 # Maps network inputs [n, ...] to each output [n, ...].
 Predict = Callable[[NDArray[np.float32]], Sequence[NDArray[np.float32]]]
 Nodes = Mapping[str, Mapping[str, int]]  # number of nodes, by provider and operator
-# For each key of a setting, the accepted values and the reason against others
+# For each key of a setting, the accepted values and the reason why others are refused
 Takes = Mapping[str, tuple[Sequence[object], str]]
 
 
@@ -61,7 +61,7 @@ _ALONE = (
     "dtype=w8 weight_only.block_size=null"
 )
 _DTYPES = ("int8", "uint8", "u8s8", "w4a8", "w8a16")  # a new dtype is added by name
-# The settings that frameworks accept when they quantize both weights and activations.
+# Settings for quantized weights and activations; each framework narrows them further.
 WITH_ACTIVATIONS: Takes = {
     "method": (["static", "dynamic", "qat"], f"mixed needs {_backends_with('mixed')}; {_ALONE}"),
     "dtype.name": (
@@ -119,10 +119,10 @@ class Resolved:
         weight_dtype, activation_dtype: several dtypes are joined by `, `.
         execution: `integer` if the artifact is meant for integer kernels, `simulated` if rounded
             values are computed in float. It begins with `weights only` if only the weights have
-            fewer bits, and is `float` for dtype=fp32 and for float16 files of other programs. The
-            kernels that actually run are counted later, see `describe_execution`.
+            fewer bits, and is `float` for dtype=fp32 and for float16 files of other programs.
+            `Quantizer.count_kernels` later counts the kernels that actually run.
         weight_bits, activation_bits: bits of a value, the most if layers differ; 7 with a reduced
-            range. None for float32, or if the framework does not report them.
+            range. None for float32, or if the backend does not report them.
         weight_scheme, activation_scheme: `symmetric` or `affine`; None if not reported.
         file_format: the format of the artifact; None for dtype=fp32.
         engine: torch's integer engine, or `openvino`, followed by its float type unless that is
@@ -153,8 +153,8 @@ class Artifact:
     """A model file, ready to deploy.
 
     Attributes:
-        quantized_layers: number of layers with quantized weights and activations; in a file whose
-            weights alone have fewer bits, number of layers with such weights. 0 for dtype=fp32.
+        quantized_layers: number of quantized layers. If weights alone have fewer bits than
+            float32, number of layers with such weights; 0 for dtype=fp32.
         ranges: activation ranges that the quantizer used, by ONNX tensor name; may be empty.
         details: further MLflow params from the framework.
     """
@@ -177,7 +177,7 @@ class Predictor:
     Attributes:
         predict: returns each output [n, ...], in the network's order, for network inputs [n, ...].
         open_logits: loads a copy that ends before the final softmax. It returns None without a
-            softmax, or if the format cannot be cut.
+            softmax, for files that cannot be cut, and if a target runs the file.
         time_ms: returns the milliseconds of a batch, measured on the target; None if this machine
             measures.
         find_nodes: returns the number of nodes that ran a batch, by ONNX Runtime's execution
@@ -192,8 +192,8 @@ class Predictor:
     def logits(self, batch: NDArray[np.float32]) -> NDArray[np.float32] | None:
         """Return the final softmax's input [n, classes], dequantized.
 
-        None without a softmax, or if the format cannot be cut. Logarithms of 8-bit probabilities
-        are no substitute: with steps of about 1/256, they are too coarse.
+        Returns None if `open_logits` does. Logarithms of 8-bit probabilities would be too coarse,
+        because these probabilities have steps of about 1/256.
         """
         if self._to_logits is None:
             return None
@@ -210,8 +210,8 @@ class NodeTime:
 
     Attributes:
         operator: the framework's name for the operator.
-        kind: `integer` for nodes that take 8-bit tensors, `conversion` for those from or to 8 bits
-            or between float types, `unfused` for float nodes that were meant for an integer kernel,
+        kind: `integer` for nodes that take 8-bit tensors, `conversion` for nodes that only change
+            the type of a tensor, `unfused` for float nodes that were meant for an integer kernel,
             `float` or `other`.
         ms: milliseconds for a batch, see `to_nodes`.
     """
@@ -239,13 +239,13 @@ Key = tuple[str, str, str]  # name, operator and kind of a node
 
 
 def to_nodes(times: Sequence[Mapping[Key, float]]) -> list[NodeTime]:
-    """Return the nodes in execution order, each with its mean time over the middle runs.
+    """Return the nodes in the order of `times`, each with its mean time over the middle runs.
 
-    A quarter of a node's shortest times and a quarter of its longest ones are left out, rounded
-    down.
+    The shortest quarter and the longest quarter of a node's times are left out, each rounded down.
 
     Args:
-        times: for each run, the times of its nodes in ms.
+        times: for each run, the times of its nodes in ms, in execution order. A node that a run
+            lacks counts as 0 ms there.
     """
     keys = [*dict.fromkeys(itertools.chain.from_iterable(times))]
     rows = []
@@ -260,7 +260,7 @@ def to_nodes(times: Sequence[Mapping[Key, float]]) -> list[NodeTime]:
 
 @dataclass(frozen=True)
 class Quantizer(ABC):
-    """A framework with the settings of one run; its methods take the decisions as arguments."""
+    """Quantizes with one framework, by the settings of one run, and runs the file."""
 
     config: QuantizationConfig
     runtime: Runtime
@@ -285,7 +285,7 @@ class Quantizer(ABC):
     def activations(
         self, model: Fp32Model, decisions: Decisions, calibration: Split
     ) -> Activations:
-        """Return the activation ranges, with those of the decisions; see `Activations`."""
+        """Return the activation ranges; ranges of the decisions take precedence."""
         return Activations(
             model.onnx_path,
             calibration,
@@ -311,7 +311,7 @@ class Quantizer(ABC):
     def level_pools(self) -> tuple[str, ...]:
         """The ONNX operators of the average pools whose output shares the scale of the input.
 
-        The output of other pools is calibrated.
+        The outputs of other average pools have calibrated scales.
         """
         return ()
 
@@ -335,6 +335,8 @@ class Quantizer(ABC):
 
         Raises:
             UnsupportedError: the framework cannot quantize this network with these settings.
+            QuantizationError: the settings leave no node to quantize.
+            ConfigError: a setting names an unknown layer, node or operator.
         """
         return {}
 
@@ -354,6 +356,7 @@ class Quantizer(ABC):
         Raises:
             QuantizationError: the framework failed, or quantized nothing.
             UnsupportedError: the framework cannot quantize this network.
+            ConfigError: a setting names an unknown layer, node or operator.
         """
 
     def verify(self, artifact: Artifact, model: Fp32Model, calibration: Split) -> dict[str, str]:
@@ -398,7 +401,9 @@ def running(backend: str) -> Iterator[None]:
 def run_once(
     quantizer: Quantizer, artifact: Artifact, calibration: Split, read: Callable[[Path], object]
 ) -> dict[str, str]:
-    """Read a file, and run one sample if there is one; see `Quantizer.verify`.
+    """Read a file, and run one sample if there is one; return no params.
+
+    This is a step of `Quantizer.verify`.
 
     Args:
         read: reads a file, and raises an error if the file is invalid.
@@ -426,7 +431,8 @@ def refuse_empty(framework: str, graph: onnx.GraphProto, advice: str = "") -> No
         advice: text at the end of the message of `QuantizationError`, such as a mend.
 
     Raises:
-        UnsupportedError: `find_stacks` lists every layer, so the framework has no integer kernel.
+        UnsupportedError: `find_stacks` lists every layer, and the framework has no integer kernel
+            for such products.
         QuantizationError: any other reason.
     """
     stacks = find_stacks(graph)
@@ -461,7 +467,7 @@ def options_of(config: QuantizationConfig, kind: type[Options]) -> Options:
 
 
 def refuse_others(config: QuantizationConfig, takes: Takes) -> None:
-    """Raise `UnsupportedError`, with the reason, for the first setting whose value is not taken."""
+    """Raise `UnsupportedError`, with the reason, for the first value that `takes` refuses."""
     for key, (values, reason) in takes.items():
         value = attrgetter(key)(config)
         if value not in values:
@@ -473,7 +479,7 @@ def resolve_stored(config: QuantizationConfig, file_format: str | None) -> Resol
     """Return the types and the execution of weights that are stored in fewer bits than float32.
 
     The weights are 16-bit floats (dtype=fp16), or 8-bit integers with a scale for each output
-    channel (method=weight_only). The network computes in float32: on a CPU without float16
+    channel (method=weight_only). The file's operators take float32: on a CPU without float16
     arithmetic, operators in float16 would be slower.
 
     Args:
@@ -508,6 +514,6 @@ def resolve_stored(config: QuantizationConfig, file_format: str | None) -> Resol
 def check_same(whole: Predict, small: Predict, batches: Iterable[NDArray[np.float32]]) -> None:
     """Raise `QuantizationError` if a file and its slim copy return different values for a batch."""
     for batch in batches:
-        pairs = zip(whole(batch), small(batch), strict=True)
-        if not all(np.array_equal(one, other) for one, other in pairs):
-            raise QuantizationError("slim: the slimmed file predicts differently")
+        for one, other in zip(whole(batch), small(batch), strict=True):
+            if not np.array_equal(one, other):
+                raise QuantizationError("slim: the slimmed file predicts differently")

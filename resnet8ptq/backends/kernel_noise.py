@@ -27,8 +27,8 @@ class KernelNoise:
 
     Attributes:
         kernels_db: the SQNR of the kernels' outputs against the file's definition.
-        quantization_db: the SQNR of the definition against FP32; None if it is not measured,
-            because `kernels_db` reaches the limit.
+        quantization_db: the SQNR of the definition against FP32; None if `kernels_db` reaches the
+            limit, so that FP32 is not run.
         computed_db: the SQNR of the kernels' outputs against FP32; minus infinity if it is not
             measured.
     """
@@ -101,12 +101,14 @@ def _sqnr_db(signal: Sequence[Array], values: Sequence[Array]) -> float:
 
 
 def draw_batch(calibration: Split, most: int = SAMPLES) -> Array | None:
-    """Return a few calibration samples as one batch.
+    """Return the first calibration samples as one batch.
 
-    None if there are no samples, because all ranges are preset.
+    Returns None if there are no samples, because all ranges are preset.
 
     Args:
         most: the largest batch size; the network or the memory may allow less.
     """
     count = min(calibration.limit(most), len(calibration))
-    return calibration.inputs(np.arange(count)) if count else None
+    if count == 0:
+        return None
+    return calibration.inputs(np.arange(count))

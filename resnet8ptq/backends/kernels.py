@@ -36,11 +36,12 @@ def saturates(resolved: Resolved, operators: Collection[str], flags: Collection[
     """
     if machine.sums_exactly(flags) or "int8" not in resolved.weight_dtype.split(", "):
         return False
-    if resolved.activation_bits is not None:  # torch
+    if resolved.activation_bits is not None:  # torch, NNCF, ExecuTorch, and 16-bit activations
         whole = resolved.activation_bits == 8 and resolved.weight_bits != 7
-        return resolved.engine != "qnnpack" and whole
+        # Without an engine, PT2E computes in float, and XNNPACK's sums are exact
+        return resolved.engine not in (None, "qnnpack") and whole
 
-    # ONNX Runtime: the kernels of its formats take different pairs of dtypes
+    # ONNX Runtime, also for OpenVINO: its formats have kernels for different pairs of dtypes
     if resolved.weight_bits != 8:
         return False
     if resolved.file_format == "QDQ":

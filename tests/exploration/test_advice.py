@@ -37,6 +37,8 @@ VNNI = (*AVX2, "avx512bw", "avx512_vnni")
 ARM = ("asimd", "asimddp")
 ONNX = Resolved("int8", "uint8", "integer", 8, file_format="QDQ")
 TORCH = Resolved("int8", "uint8", "integer", activation_bits=8, engine="onednn")
+EXECUTORCH = Resolved("int8", "int8", "integer", 8, activation_bits=8, file_format="ExecuTorch")
+PT2E = Resolved("int8", "uint8", "simulated", activation_bits=8, file_format="PT2")
 
 
 @pytest.mark.parametrize(
@@ -54,6 +56,9 @@ TORCH = Resolved("int8", "uint8", "integer", activation_bits=8, engine="onednn")
         (TORCH, (), True),
         (replace(TORCH, activation_bits=7), (), False),
         (replace(TORCH, engine="qnnpack"), (), False),
+        (replace(ONNX, engine="openvino"), (), True),
+        (EXECUTORCH, ("Conv",), False),
+        (PT2E, ("Conv",), False),
         (Resolved(), ("Conv",), False),
     ],
 )

@@ -34,7 +34,7 @@ def check_installed() -> None:
 def lower(module: Any, example: Example, most: int) -> bytes:
     """Return the content of a .pte file, in which XNNPACK runs the operators that it supports.
 
-    `module` first runs once on the example; its own errors pass unchanged.
+    `module` first runs once on the example; errors of this run pass unchanged.
 
     Args:
         most: the largest batch, for which the runtime plans its memory; 15 replaces 16.
@@ -68,10 +68,10 @@ def lower(module: Any, example: Example, most: int) -> bytes:
 
 
 def _copy_dequantized(module: Any) -> Any:
-    """Give each user of a dequantized tensor its own copy; a pass over the program's graph.
+    """Give each user of a dequantized tensor its own copy, as a pass over the program's graph.
 
-    ExecuTorch splits an operator into several that share the tensor. When XNNPACK changes the
-    tensor's layout for one of them, a shared tensor changes for the others too.
+    When XNNPACK changes the layout of a shared tensor for one user, the tensor changes for the
+    others too.
     """
     from torch.fx.passes.infra.pass_base import PassResult
 

@@ -55,7 +55,7 @@ _TAKES: Takes = {
 
 
 class ExecutorchQuantizer(Quantizer):
-    """See `contract.Quantizer`."""
+    """Quantizes for XNNPACK's kernels, and runs the file in ExecuTorch."""
 
     runs_torch: ClassVar[bool] = True
     level_pools: ClassVar[tuple[str, ...]] = ("AveragePool", "GlobalAveragePool")
@@ -93,12 +93,12 @@ class ExecutorchQuantizer(Quantizer):
     def quantize(
         self, model: Fp32Model, decisions: Decisions, calibration: Split, folder: Path
     ) -> Artifact:
-        """Quantize with PT2E unless FP32, lower to XNNPACK, and save.
+        """Quantize with PT2E, lower to XNNPACK, and save; dtype=fp32 is only lowered.
 
         Raises:
             UnsupportedError: torch or ExecuTorch cannot process the network, the runtime lacks a
                 kernel, or the lowered program computes other values.
-            QuantizationError: XNNPACK runs no layer in 8 bits.
+            QuantizationError: a range is not finite, or XNNPACK runs no layer in 8 bits.
             ConfigError: a setting names an unknown layer, node or operator.
         """
         config = self.config
@@ -157,7 +157,7 @@ class ExecutorchQuantizer(Quantizer):
     load = staticmethod(predictor.load)
 
     def count_kernels(self, path: Path) -> tuple[int, int]:
-        """Count the layers in 8 bits and in float, on XNNPACK's and on portable kernels."""
+        """Count the layers that XNNPACK runs in 8 bits, and all others as layers in float."""
         return _count_layers(contents.read_operators(path.read_bytes()))
 
     def profile(self, path: Path, threads: int) -> NoReturn:
@@ -180,7 +180,10 @@ def _count_layers(operators: Sequence[contents.Operator]) -> tuple[int, int]:
 
 
 def _check_run(content: bytes, module: Any, calibration: Split) -> None:
-    """Run one sample; raise `UnsupportedError` if it fails or its outputs are mostly noise."""
+    """Run one sample, if there is one; raise `UnsupportedError` for errors or wrong outputs.
+
+    Float outputs are wrong if their noise exceeds the signal, the outputs of `module`.
+    """
     why = "backend=executorch: the runtime cannot run the file"
     mend = "try backend=onnx"
     count = min(1, len(calibration))  # none if all ranges are preset

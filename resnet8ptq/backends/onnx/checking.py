@@ -109,7 +109,8 @@ def find_optimizer(
 ) -> str | None:
     """Return the first optimizer without which the outputs are right; None if there is none.
 
-    Right outputs reach `LIMIT_DB`, and have half of the noise at most.
+    Outputs are right if their SQNR reaches `LIMIT_DB`, and is 3 dB above `kernels_db`: the noise
+    is then halved.
 
     Args:
         defined: the outputs without graph optimization.
@@ -126,7 +127,7 @@ def find_optimizer(
 def _explain(
     open_file: Opener, samples: np.ndarray, defined: Sequence[np.ndarray], kernels_db: float
 ) -> str:
-    """Return as text which optimizer causes the noise, or that no single one does, and the mend."""
+    """Return the optimizer that causes the noise, if a single one does, and the mend, as text."""
     optimizer = find_optimizer(open_file, samples, defined, kernels_db)
     if optimizer is None:
         return "no single optimizer is the cause; try another backend, or graph optimization off"

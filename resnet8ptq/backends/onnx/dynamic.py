@@ -28,10 +28,7 @@ LAYERS = ("ConvInteger", "MatMulInteger", "DynamicQuantizeLSTM")
 
 
 def refuse_static_settings(config: QuantizationConfig) -> None:
-    """Raise `UnsupportedError` if a setting that only static quantization reads is set.
-
-    These are `format`, `float_output`, `symmetric.activations` and `calib.table`.
-    """
+    """Raise `UnsupportedError` if a setting without a meaning for method=dynamic is set."""
     reason = "has no meaning with method=dynamic"
     takes: Takes = {
         "format": ([None], reason),
@@ -84,7 +81,7 @@ def quantize(
 
 
 def _is_of_use(record: logging.LogRecord) -> bool:
-    """Return whether to show a record of the log; False for lines about single tensors."""
+    """Return whether to show a record of the log; lines about single tensors are not shown."""
     of_each = ("Quantization parameters for tensor", "Inference failed or unsupported type")
     return not record.getMessage().startswith(of_each)
 

@@ -98,7 +98,7 @@ def find_unfused(graph: onnx.GraphProto) -> set[str]:
     """Return the names of nodes that compute in float between DequantizeLinear and QuantizeLinear.
 
     The quantizer meant these nodes for integer kernels, but ONNX Runtime did not fuse them. A node
-    counts if QuantizeLinear alone reads its first output.
+    counts if its first input is dequantized, and QuantizeLinear alone reads its first output.
 
     Args:
         graph: the optimized graph.

@@ -111,8 +111,7 @@ class OnnxQuantizer(Quantizer):
         """Return dtypes, schemes and the format; see `contract.Quantizer`.
 
         Raises:
-            UnsupportedError: the execution provider is missing, or the method, the dtype or the
-                bits do not take a setting.
+            UnsupportedError: the execution provider is missing, or settings do not go together.
         """
         config = self.config
         if self.provider != CPU:
@@ -168,6 +167,7 @@ class OnnxQuantizer(Quantizer):
         Raises:
             UnsupportedError: the settings leave the method no layer, or `float_output` is
                 impossible.
+            QuantizationError, ConfigError: see `contract.Quantizer`.
         """
         config = self.config
         if config.dtype.is_fp32 or config.method == "dynamic":
@@ -202,7 +202,7 @@ class OnnxQuantizer(Quantizer):
     ) -> str:
         """Return the format of the settings, by default qdq.
 
-        `auto` becomes qoperator, whose files are smaller, if nothing speaks against it.
+        `auto` becomes qoperator, whose files are smaller, unless `_why_qdq` has a reason.
         """
         asked = self.config.format or "qdq"
         if asked != "auto" or self.config.method == "dynamic":
@@ -241,7 +241,7 @@ class OnnxQuantizer(Quantizer):
     def quantize(
         self, model: Fp32Model, decisions: Decisions, calibration: Split, folder: Path
     ) -> Artifact:
-        """Quantize with ONNX Runtime, then run the passes of `rewriting`; see `contract.Quantizer`.
+        """Quantize with ONNX Runtime, then run the passes of `_passes`; see `contract.Quantizer`.
 
         dtype=fp32 copies the network, and dtype=fp16 only stores its weights in float16.
         """
@@ -309,6 +309,7 @@ class OnnxQuantizer(Quantizer):
         Raises:
             QuantizationError: the slim file is invalid, or gives other outputs on a batch of
                 calibration samples.
+            UnsupportedError: ONNX Runtime cannot run the whole file or the slim one.
         """
         if not self.config.slim:
             return onnx.save(written, path)
@@ -328,9 +329,10 @@ class OnnxQuantizer(Quantizer):
     def _find_skipped(
         self, graph: onnx.GraphProto, decisions: Decisions
     ) -> tuple[list[str], list[str]]:
-        """Return the nodes that stay in float, and those that method=mixed quantizes dynamically.
+        """Return names of nodes: those without a static range, and those that become dynamic.
 
-        With method=mixed, the first list also has the dynamic nodes, which get no static range.
+        Only method=mixed has dynamic nodes here. Both lists then contain them. With other methods,
+        the first list has the nodes that stay in float.
         """
         skipped = find_float_nodes(graph, self.select(decisions))
         if self.config.method != "mixed":
@@ -342,7 +344,8 @@ class OnnxQuantizer(Quantizer):
         """Return the number of quantized layers; refuse a file without any.
 
         Raises:
-            UnsupportedError: ONNX Runtime quantizes none of the layers with these settings.
+            UnsupportedError: the network has products of several matrices, for which ONNX Runtime
+                lacks a kernel with these settings.
             QuantizationError: no layer is quantized for another reason.
         """
         count = count_quantized_layers(written)
@@ -383,7 +386,10 @@ class OnnxQuantizer(Quantizer):
         return passes
 
     def verify(self, artifact: Artifact, model: Fp32Model, calibration: Split) -> dict[str, str]:
-        """Run one sample, and for integers compare the kernels; see `contract.Quantizer`."""
+        """Check the file, run one sample, and compare the kernels with the file's definition.
+
+        Float dtypes have no kernels to compare. See also `contract.Quantizer`.
+        """
         params = run_once(self, artifact, calibration, read=predictor.check_file)
         if self.config.dtype.is_float:
             return params
@@ -403,7 +409,10 @@ class OnnxQuantizer(Quantizer):
     def _find_narrow(
         self, graph: onnx.GraphProto, decisions: Decisions, skipped: Collection[str]
     ) -> dict[str, WeightScheme]:
-        """Return the schemes of quantized layers below 8 bits; none with method=weight_only."""
+        """Return the schemes of quantized layers below 8 bits, by short name.
+
+        There are none with method=weight_only, which stores such weights itself.
+        """
         if self.config.method == "weight_only":
             return {}
         layers = weight_layers(graph)
@@ -416,7 +425,7 @@ class OnnxQuantizer(Quantizer):
     def _find_tables(
         self, graph: onnx.GraphProto, decisions: Decisions, skipped: Collection[str]
     ) -> list[str]:
-        """Return the nodes whose embedding tables are stored in 8 bits, with a scale for each row.
+        """Return the names of the Gather nodes whose embedding tables get 8 bits.
 
         There are none if method=weight_only stores tables in 4-bit blocks, for `Gather` in
         `op_types`.
@@ -444,9 +453,12 @@ class OnnxQuantizer(Quantizer):
     ) -> dict[str, list[dict[str, str]]]:
         """Return the constants that keep one scale with per_channel=true, as quantizer options.
 
-        Each has one empty entry of options, which stands for one scale. With a scale for each
-        channel, products of several matrices do not run, and ONNX Runtime's quantizer fails on the
-        bias of a grouped ConvTranspose.
+        The options of each constant are one empty entry, which stands for one scale. With a scale
+        for each channel, products of several matrices do not run, and ONNX Runtime's quantizer
+        fails on the bias of a grouped ConvTranspose.
+
+        Args:
+            left: names of the nodes that stay in float.
         """
         names = {*find_stacks(graph), *find_split_groups(graph)}.difference(left)
         nodes = [node for node in graph.node if node.name in names]
@@ -470,9 +482,10 @@ class OnnxQuantizer(Quantizer):
         file_format: str,
         activations: Activations,
     ) -> dict[str, Range]:
-        """Quantize `source` into `path`; return the ranges around the quantized nodes.
+        """Quantize `source` into `path`; return the activation ranges that were used.
 
         Args:
+            source: the file to quantize, which gets added nodes; ranges.json is written beside it.
             graph: the FP32 network, without the dynamic layers that `source` may have.
             skipped: names of the nodes without static ranges.
         """
@@ -485,6 +498,8 @@ class OnnxQuantizer(Quantizer):
         in_float |= dict.fromkeys(self._find_unbounded(activations, in_float))
         kept = rewriting.find_not_fused(graph, config.format == "qoperator")
         in_float |= dict.fromkeys(kept)
+
+        # Calibrate the tensors around all other nodes
         ranges = activations.find_around(in_float)
         in_float |= dict.fromkeys(_find_without_range(graph, ranges))
 
@@ -494,9 +509,11 @@ class OnnxQuantizer(Quantizer):
             in_float |= dict.fromkeys(find_stacks(graph))
         elif config.per_channel:
             whole = self._find_unsplit(graph, in_float)
-        inputs = dynamic.INTEGERS[DTYPES[config.dtype.name][0]]
-        # Weights below 8 bits are written afterwards.
-        weights = dynamic.INTEGERS.get(DTYPES[config.dtype.name][1], QuantType.QInt8)
+
+        # Weights below 8 bits are int8 here, and written afterwards
+        activation_dtype, weight_dtype = DTYPES[config.dtype.name]
+        inputs = dynamic.INTEGERS[activation_dtype]
+        weights = dynamic.INTEGERS.get(weight_dtype, QuantType.QInt8)
 
         # ONNX Runtime takes external ranges through its calibration cache.
         cache = source.with_name("ranges.json")
@@ -573,9 +590,9 @@ def _name_scheme(symmetric: bool) -> str:
 def _lines_counted() -> Iterator[None]:
     """Replace ONNX Runtime's lines about biases beyond 32 bits by one line of each kind.
 
-    It logs a line for each raised weight scale, and for each bias that is cut off. Its lines about
-    scales without a channel axis, tensors of types other than float, and copied biases are
-    dropped.
+    ONNX Runtime logs a line for each raised weight scale, and for each bias that is cut off. Its
+    lines about scales without a channel axis, tensors of types other than float, and copied biases
+    are dropped.
     """
     raised = cut = 0
 
@@ -614,18 +631,18 @@ def _lines_counted() -> Iterator[None]:
 
 
 def count_quantized_layers(proto: onnx.ModelProto) -> int:
-    """Count convolutions, matrix products and LSTMs on integers, and layers of stored weights.
+    """Count the layers on integers, and those whose weights alone have fewer bits.
 
-    In QDQ format, a layer on integers is a float operator with dequantized data and weights. Stored
-    weights are those in blocks, and those of `weight_storage.count_layers`.
+    Layers on integers are convolutions, matrix products and LSTMs. In QDQ format, such a layer is a
+    float operator whose first two inputs are dequantized. Weights alone are stored in blocks, or as
+    `weight_storage.count_layers` describes.
     """
     nodes = proto.graph.node
-    stored = weight_storage.count_layers(proto.graph)
     dequantized = {node.output[0] for node in nodes if node.op_type == "DequantizeLinear"}
-    integer = (*_INTEGER_LAYERS, *dynamic.LAYERS, weight_only.OPERATOR)
-    count = stored
+    by_operator = (*_INTEGER_LAYERS, *dynamic.LAYERS, weight_only.OPERATOR)
+    count = weight_storage.count_layers(proto.graph)
     for node in nodes:
         in_qdq = node.op_type in LAYERS and dequantized.issuperset(node.input[:2])
-        if node.op_type in integer or in_qdq:
+        if node.op_type in by_operator or in_qdq:
             count += 1
     return count

@@ -3,10 +3,11 @@
 - Weights below 8 bits: ONNX has int4 and 16-bit activations since opset 21, int2 since opset 25.
 - `float_output`: the outputs of the last layers, and the nodes after them, stay in float. An 8-bit
   softmax gives tied top scores, and 8-bit logits are coarser than the last layer's 32-bit sums. In
-  QOperator format, only a Gemm can return its sums as float.
-- The quantizer overlooks readers in inner graphs, and could remove the tensor that they read. An
-  Identity keeps it.
-- The quantizer would remove some Relu and Clip nodes wrongly. They stay in float.
+  QOperator format, QGemm is the only integer operator that can return its sums as float.
+- The quantizer overlooks readers in inner graphs and clips some outputs of the graph. An Identity
+  keeps these tensors.
+- The quantizer would remove some Relu and Clip nodes wrongly, and clip the constant of some Pads.
+  These nodes stay in float.
 - Float layers between quantized ones, and sums before normalizations, are protected from ONNX
   Runtime's optimizer.
 - Embedding tables in 8 bits: the quantizer would dequantize a whole table for every batch.
@@ -51,9 +52,9 @@ from resnet8ptq.precision.grid import WeightScheme
 # Bits of a level in the file -> tensor type, and the first opset and IR version that have it.
 _TYPES = {4: (TensorProto.INT4, 21, 10), 2: (TensorProto.INT2, 25, 13)}
 _INTEGER = ("QGemm", "QLinearConv", "QLinearMatMul")
-# Operators with one scale in QOperator format
+# Operators whose output has the scale of the input in QOperator format
 _SAME_SCALE = (*MOVING, "Gather", "MaxPool", "Pad", "Resize", "Split")
-# Operators that ONNX Runtime fuses when it loads a file
+# Operators whose float weights ONNX Runtime may round when it loads a file
 _ROUNDED = ("Conv", "ConvTranspose", "Gemm")
 _NARROW = {ir.DataType.INT4, ir.DataType.INT2}
 _EIGHT_BITS = (
@@ -88,7 +89,7 @@ def raise_opset_for_bits(proto: onnx.ModelProto, bits: int) -> onnx.ModelProto:
 def write_narrow_weights(network: onnx.GraphProto, schemes: Mapping[str, WeightScheme]) -> Pass:
     """Return a pass that stores the weights of some layers of a QDQ graph in 4 or 2 bits.
 
-    The biases of these layers become floats, because the layers compute in float.
+    Rounded biases of these layers become floats, because the layers compute in float.
 
     Args:
         network: the network with the float weights.
@@ -133,13 +134,15 @@ def write_narrow_weights(network: onnx.GraphProto, schemes: Mapping[str, WeightS
 
 
 def add_readers(model: ir.Model) -> None:
-    """Add an Identity for the readers of a computed tensor that ONNX Runtime's quantizer overlooks.
+    """Copy the tensors whose readers ONNX Runtime's quantizer overlooks; Identity nodes copy them.
 
     The quantizer sees no readers in inner graphs, and may remove a tensor that they need. It also
-    clips an output of the graph to the range of a Relu or Clip after it. `restore_outputs` gives
-    such an output its own name again.
+    clips an output of the graph to the range of a Relu or Clip that reads it. The copy of an output
+    has another name until `restore_outputs` runs.
     """
     graph = model.graph
+
+    # Tensors that inner graphs read
     for node in list(graph):
         for value in node.outputs:
             inside = [use for use in value.uses() if use.node.graph is not graph]
@@ -166,7 +169,7 @@ def _copy_after(node: ir.Node, value: ir.Value, name: str) -> ir.Value:
 
 
 def restore_outputs(names: Sequence[str]) -> Pass:
-    """Return a pass that gives the outputs their own names, which `add_readers` changed.
+    """Return a pass that gives the outputs their names back, which `add_readers` changed.
 
     Args:
         names: the names of the network's outputs, in their order.
@@ -195,10 +198,10 @@ def find_not_fused(graph: onnx.GraphProto, qoperator: bool) -> list[str]:
     """Return the names of the nodes that ONNX Runtime's quantizer would replace wrongly.
 
     The quantizer removes a Relu or Clip because the range of its output clips the values. However,
-    a range in 8 bits includes 0, unlike the interval of some Clips. In QOperator format the
-    quantizer also removes a Relu or Clip whose input keeps another range: an input that other nodes
-    read, or that has the scale of an earlier tensor (`_SAME_SCALE`). That format also clips the
-    constant of a Pad to the range of the Pad's input.
+    a range in 8 bits includes 0, unlike the interval of some Clips. Clips whose interval is unknown
+    are returned too. In QOperator format the quantizer also removes a Relu or Clip whose input
+    keeps another range: an input that other nodes read, or that has the scale of an earlier tensor
+    (`_SAME_SCALE`). That format also clips the constant of a Pad to the range of the Pad's input.
 
     Args:
         qoperator: whether the file has QOperator format.
@@ -226,8 +229,8 @@ def find_output_nodes(graph: onnx.GraphProto) -> list[str]:
     """Return the names of the nodes after the last layers of an FP32 graph.
 
     Raises:
-        UnsupportedError: a Relu or Clip follows a last layer, whose kernel would compute it; or the
-            graph has no layer.
+        UnsupportedError: a Relu or Clip follows a last layer, so that the layer's kernel would
+            compute it; or the graph has no layer.
     """
     wrong = "float_output: got {} before the output, expected a layer"
     last, behind = find_tail(graph)
@@ -249,7 +252,9 @@ def check_float_output(graph: onnx.GraphProto, skipped: Collection[str]) -> None
     Raises:
         UnsupportedError: the integer operator of a last layer returns 8 bits only.
     """
-    for layer in find_tail(graph)[0]:
+    last, _ = find_tail(graph)
+    for layer in last:
+        # ConvTranspose has no integer operator
         is_float = layer.op_type == "ConvTranspose" or layer.name in skipped
         if layer.op_type != "Gemm" and not is_float:
             raise UnsupportedError(_EIGHT_BITS.format(f"QLinear{layer.op_type}"))
@@ -312,6 +317,8 @@ def protect_float_layers(model: ir.Model) -> None:
             continue
         if dequantize.op_type != "DequantizeLinear":
             continue
+
+        # Float weights are constants; narrow weights come from DequantizeLinear
         weights = input_of(node, 1)
         source = producer_of(node, 1)
         narrow = source is not None and _has_narrow_input(source)

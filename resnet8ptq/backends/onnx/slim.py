@@ -15,10 +15,10 @@ _WINDOW_DEFAULTS = {"strides": 1, "dilations": 1, "pads": 0}
 
 
 def slim(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a copy without descriptions, long names, unused opsets, defaults and duplicates.
+    """Return a copy without descriptions, long names, defaults, and unused or equal constants.
 
-    Inputs and outputs keep their names. Callers compare the outputs of both files, see
-    `contract.check_same`.
+    Opsets that no node uses are dropped too. Inputs and outputs keep their names. Callers compare
+    the outputs of both files, see `contract.check_same`.
     """
     graph = onnx.GraphProto(
         name="g",
@@ -90,7 +90,7 @@ def _reduce_zero_points(graph: onnx_ir.Graph, node: onnx_ir.Node) -> None:
 def _drop_defaults(node: onnx.NodeProto, version: int) -> None:
     """Remove attributes whose value is the default, or follows from the weights.
 
-    Attributes that the operator requires stay, and so do those of ONNX Runtime's own operators.
+    Attributes that the operator requires stay, and so do all of ONNX Runtime's own operators.
 
     Args:
         version: the opset version of the node's domain.

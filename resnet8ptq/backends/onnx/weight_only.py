@@ -2,8 +2,8 @@
 
 With `weight_only.block_size=null`, each output channel has one scale instead, see `weight_storage`.
 
-ONNX Runtime's operator MatMulNBits multiplies float activations by weights of 4 or 8 bits, and
-GatherBlockQuantized looks up rows of a table in 4 bits:
+ONNX Runtime's operator MatMulNBits multiplies float activations by weights of 4 or 8 bits. Its
+operator GatherBlockQuantized looks up rows of a table, here in 4 bits:
 https://github.com/microsoft/onnxruntime/blob/main/docs/ContribOperators.md
 """
 
@@ -92,8 +92,7 @@ def find_operators(config: QuantizationConfig) -> list[str]:
         possible = weight_storage.OPERATORS
     if config.op_types is None:
         return [name for name in possible if name != _EMBEDDING]
-    named = config.op_types or possible
-    return [name for name in possible if name in named]
+    return [name for name in possible if name in config.op_types]
 
 
 def by_channel(config: QuantizationConfig) -> bool:
@@ -102,7 +101,7 @@ def by_channel(config: QuantizationConfig) -> bool:
 
 
 def find_layers(graph: onnx.GraphProto, skipped: Collection[str] = ()) -> list[onnx.NodeProto]:
-    """Return the matrix products of an FP32 network that `quantize` can store in blocks.
+    """Return the matrix products of an FP32 network whose weights can be stored in blocks.
 
     Args:
         skipped: names of nodes that stay in float.
@@ -121,10 +120,12 @@ def find_layers(graph: onnx.GraphProto, skipped: Collection[str] = ()) -> list[o
 
 
 def find_embeddings(graph: onnx.GraphProto, skipped: Collection[str] = ()) -> list[onnx.NodeProto]:
-    """Return the lookups in a constant float table [words, values]; see `find_layers`.
+    """Return the Gather nodes that look up whole rows of a constant float table [words, values].
 
-    A table that a MatMul uses as its weights is left out: the blocks of both would have the same
-    name.
+    Tables that a MatMul also reads are left out: the blocks of both would have the same name.
+
+    Args:
+        skipped: names of nodes that stay in float.
     """
     tables = set()
     for tensor in graph.initializer:
@@ -149,7 +150,7 @@ def check_layers(
     """Check that there is a layer to quantize; with blocks, warn about layers that stay in float.
 
     Raises:
-        UnsupportedError: there is no layer to quantize.
+        UnsupportedError: there is no layer to quantize; with blocks, no matrix product.
     """
     if by_channel(config):
         return weight_storage.check_storable(graph, skipped)
@@ -171,7 +172,10 @@ def check_layers(
 def describe_left(
     graph: onnx.GraphProto, skipped: Collection[str], config: QuantizationConfig
 ) -> dict[str, str]:
-    """Return the number of layers in float by operator, as a param; empty without such layers."""
+    """Return the number of layers in float by operator, as an MLflow param.
+
+    The result is empty without such layers.
+    """
     if by_channel(config):
         left = weight_storage.count_left(graph, skipped)
     else:
@@ -180,10 +184,7 @@ def describe_left(
 
 
 def count_left(graph: onnx.GraphProto, skipped: Collection[str]) -> Counter[str]:
-    """Count the convolutions and matrix products that weights in blocks leave in float.
-
-    The counts are by operator; see `weight_layers`.
-    """
+    """Count by operator the layers of `weight_layers` that weights in blocks leave in float."""
     layers = Counter(node.op_type for node in weight_layers(graph).values())
     layers.subtract(node.op_type for node in find_layers(graph, skipped))
     return +layers

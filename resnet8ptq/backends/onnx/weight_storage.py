@@ -2,8 +2,8 @@
 
 In place of a float tensor, the file holds int8 levels with a Cast and a Mul, or float16 values with
 a Cast. ONNX Runtime computes these nodes once, as it loads the file. The network then has FP32's
-speed, and its weights a quarter or half of the bytes. A DequantizeLinear would be computed for
-every batch.
+speed, and the weights take a quarter or half of the bytes. ONNX Runtime would compute a
+DequantizeLinear for every batch.
 """
 
 import logging
@@ -44,8 +44,9 @@ def find_weights(
 ) -> Iterator[tuple[onnx.NodeProto, int, tuple[int, ...]]]:
     """Yield the layers with constant float32 weights to store, once for each weight input.
 
-    Each comes with the index of the input, and the axes along which weights share a scale. Weights
-    that `_shrinks` refuses are left out, and with `half` those beyond float16's range.
+    With each layer come the index of the input, and the axes along which weights share a scale.
+    Weights that `_shrinks` refuses are left out, and with `half` also weights beyond float16's
+    range.
 
     Args:
         skipped: names of nodes that stay in float.
@@ -59,7 +60,7 @@ def find_weights(
     for node in graph.node:
         if node.op_type not in operators or node.name in skipped:
             continue
-        # LSTMs have weights at the inputs 1 and 2, and a MatMul may have them on either side
+        # Recurrent layers have weights at the inputs 1 and 2, a MatMul may have them on either side
         for index, name in enumerate(node.input[:3]):
             tensor = constants.get(name)
             if tensor is None or tensor.data_type != TensorProto.FLOAT:

@@ -39,8 +39,8 @@ def compare_kernels(
     Args:
         quantizer: the quantizer that wrote the artifact.
         model: the FP32 network.
-        calibration: up to `kernel_noise.SAMPLES` of these samples run in one batch, and in float
-            one by one.
+        calibration: up to `kernel_noise.SAMPLES` of these samples run: in one batch on integers,
+            one by one in float.
 
     Raises:
         UnsupportedError: OpenVINO's outputs differ in shape from ONNX Runtime's.

@@ -16,8 +16,8 @@ _MISSING = "backend=openvino: got no package openvino; try pip install 'resnet8p
 def library() -> Any:
     """Return the module `openvino`.
 
-    Importing OpenVINO sends telemetry to Intel, unless the import of `openvino_telemetry` fails, in
-    which case a stub replaces the telemetry. An entry None in `sys.modules` makes that import fail.
+    Importing OpenVINO sends telemetry to Intel, unless the import of `openvino_telemetry` fails.
+    An entry None in `sys.modules` makes that import fail.
 
     Raises:
         UnsupportedError: OpenVINO is not installed.

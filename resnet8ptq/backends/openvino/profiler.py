@@ -30,9 +30,9 @@ def profile(path: Path, threads: int, precision: str) -> Iterator[Profiler]:
 def count_kernels(path: Path) -> tuple[int, int]:
     """Return the numbers of a file's layers that run on integers and in float.
 
-    The name of the kernel decides, not `runtimePrecision`, the dtype of the input: a layer can take
-    u8 and compute in float. A product that OpenVINO fuses into a larger kernel, such as one of
-    attention, counts as float.
+    The name of the kernel decides. The dtype of the input (`runtimePrecision`) does not, because a
+    layer can take u8 and compute in float. A product that OpenVINO fuses into a larger kernel, such
+    as one of attention, counts as float.
     """
     network = open_network(path, 1)
     compiled = network.request(1).get_compiled_model()

@@ -54,7 +54,7 @@ _TYPES = {F32: "float32", "bf16": "bfloat16", "f16": "float16"}
 
 
 class RunsInOpenvino(Quantizer):
-    """A quantizer whose files run in OpenVINO; subclasses write the files."""
+    """Runs files in OpenVINO; subclasses write the files."""
 
     def with_engine(self, resolved: Resolved) -> Resolved:
         """Return resolved settings with OpenVINO and its float type as the engine.

@@ -63,7 +63,7 @@ def _avoid_unit_scales(model: ir.Model) -> None:
 
 
 def _keep_reduced_axes(model: ir.Model) -> None:
-    """Let float reductions over constant axes keep them, and drop them by a Squeeze.
+    """Let float reductions keep their axes, if these are constant; a Squeeze then drops the axes.
 
     OpenVINO applies the scales of a matrix product only after the reduction. If the reduction drops
     an axis, as the mean over a text's tokens does, outputs are wrong by up to the whole range.
@@ -86,9 +86,9 @@ def _sum_signals(model: ir.Model, sizes: Mapping[str, Sequence[int]]) -> None:
     The axes and their sizes must be constant; other means stay.
 
     OpenVINO computes global pools of signals [N, channels, time] and means of tokens wrongly, by up
-    to 145 of 256 levels, in two cases: after a convolution; and, after any operator, in 8 bits if
-    the batch is larger than the second axis. Sums are right if they drop the axis before the
-    division. Pools of pictures, with four axes, are right.
+    to 145 of 256 levels. This happens after a convolution; in 8 bits it also happens after other
+    operators, if the batch is larger than the second axis. Sums that drop the axis before the
+    division are right, and so are pools of pictures, with four axes.
 
     Args:
         sizes: the shapes of the tensors, see `find_sizes`.
@@ -185,7 +185,7 @@ def _pad_with_zeros(model: ir.Model) -> None:
 
 
 def _pads_levels(node: ir.Node) -> bool:
-    """Return whether a Pad of a rounded tensor adds one value, in constant widths for all axes."""
+    """Return whether a Pad adds one value to a rounded tensor, in constant widths for all axes."""
     if node.attributes.get_string("mode", "constant") != "constant" or not _is_rounded(node):
         return False
     return input_of(node, 1).is_initializer() and len(node.inputs) < 4
@@ -205,7 +205,7 @@ def _copy_scales(graph: ir.Graph) -> None:
 
 
 def _chain(write: Writer, value: ir.Value, steps: Sequence[Step], output: str) -> ir.Value:
-    """Write operators with a constant operand, in sequence; the last makes `output`."""
+    """Apply the steps to a tensor, in sequence; return the last output, named `output`."""
     for number, (kind, operand) in enumerate(steps, 1):
         made = output if number == len(steps) else f"{output}__{number}"
         value = write(kind, [value, write.constant(f"{made}__{kind}__operand", operand)], made)

@@ -22,9 +22,11 @@ PARALLEL = False
 def load(path: Path, engine: str | None) -> Run:
     """Compile a file without OpenVINO's telemetry, for the float type of `engine`.
 
+    The function warns if this CPU computes in another type.
+
     Args:
         engine: the engine of the measured run: `openvino` or None (float32), `openvino bf16` or
-            `openvino f16`. The function warns if this CPU computes in another type.
+            `openvino f16`.
     """
     sys.modules["openvino_telemetry"] = None  # type: ignore[assignment]
     import openvino

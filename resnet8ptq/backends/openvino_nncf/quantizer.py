@@ -66,7 +66,7 @@ _TAKES: Takes = {
 
 
 class NncfQuantizer(RunsInOpenvino):
-    """See `contract.Quantizer`."""
+    """Quantizes with NNCF, and runs the archive in OpenVINO."""
 
     widths: ClassVar[tuple[int, ...]] = (8,)
 
@@ -122,8 +122,8 @@ class NncfQuantizer(RunsInOpenvino):
         """Write NNCF's network as an archive, or FP32 as an ONNX file; see `contract.Quantizer`.
 
         Raises:
-            UnsupportedError: a setting does not apply, NNCF cannot quantize the network, or every
-                layer of its file runs in float.
+            UnsupportedError: a setting does not apply, NNCF cannot quantize the network, every
+                layer of its file runs in float, or OpenVINO cannot compile it.
             QuantizationError: NNCF crashes.
         """
         self.resolve()
@@ -167,7 +167,7 @@ def quantize(
     per_channel: bool,
     reduce_range: bool | None,
 ) -> bytes:
-    """Return an ONNX file, quantized by NNCF, as an archive of OpenVINO's files.
+    """Quantize an ONNX file by NNCF; return an archive of OpenVINO's files.
 
     Call this in a separate process, because it silences the stdout of the process.
 
@@ -233,7 +233,7 @@ def quantize(
 
 
 def _store(samples: LazySamples | NDArray[Any], path: Path) -> None:
-    """Write samples into an .npy file in parts, because a pickle would hold all in memory."""
+    """Write samples into an .npy file in parts, because they may not fit in memory."""
     file = np.lib.format.open_memmap(path, "w+", samples.dtype, samples.shape)
     start = 0
     for part in in_parts(samples):

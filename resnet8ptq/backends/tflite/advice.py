@@ -8,7 +8,9 @@ from resnet8ptq.models.summary import Summary
 
 def sweep(flags: Collection[str], network: Summary | None) -> str | None:
     """Return the settings of a sweep; None if no flow supports the network."""
-    return f"dtype=int8 {granularity(network)}" if _takes(network) else None
+    if not _takes(network):
+        return None
+    return f"dtype=int8 {granularity(network)}"
 
 
 def advise(flags: Collection[str], network: Summary | None) -> Iterator[Advice]:

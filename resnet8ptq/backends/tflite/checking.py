@@ -24,8 +24,9 @@ def compare_kernels(
     """Return the SQNR of the fast kernels as a param.
 
     The result is empty if the kernels agree exactly, the reference kernels cannot run the file, or
-    there are no samples. The function warns of fast kernels that add more noise than the
-    quantization, and of reference kernels that are much further from FP32 than the fast ones.
+    there are no samples. If the SQNR is below `LIMIT_DB`, the function warns of fast kernels that
+    add more noise than the quantization, or of reference kernels that are wrong; see
+    `KernelNoise.is_nearer`.
 
     Args:
         name: the file's name, for the warning.

@@ -70,8 +70,8 @@ class TfliteLayer:
 def read_model(content: bytes) -> Any:
     """Return a file's content as a `ModelT`, with the data of all buffers.
 
-    ai-edge-quantizer may write the data of large buffers after the graph; the buffer then holds
-    only offset and size.
+    ai-edge-quantizer may write the data of large buffers after the graph; the buffer in the graph
+    then holds only offset and size.
     """
     model = flatbuffer.convert_bytearray_to_object(content)
     for buffer in model.buffers:
@@ -87,7 +87,7 @@ def write_model(model: Any, share: bool = False) -> bytes:
 
     Args:
         model: the file as an object; its buffers are numbered anew, in place.
-        share: whether equal buffers and equal arrays are written once.
+        share: whether buffers with equal data are merged, and equal arrays written once.
     """
     _drop_unused_buffers(model, share)
     builder = _Builder(share)
@@ -125,12 +125,12 @@ def _tensor_at(tensors: Any, index: int) -> Any:
 
 
 def is_integer(model: Any, operator: Any) -> bool:
-    """Return whether an operator's first output is an int8 or int16 activation."""
+    """Return whether an operator's first output is an int8 or int16 tensor."""
     return model.subgraphs[0].tensors[operator.outputs[0]].type in ACTIVATIONS
 
 
 def count_integer(model: Any) -> str:
-    """Return the share of integer operators as text, such as `20 of 31`.
+    """Return the number of integer operators and of all operators as text, such as `20 of 31`.
 
     Conversions between dtypes are not counted.
     """
@@ -156,19 +156,22 @@ def is_constant(model: Any, tensor: Any) -> bool:
 def read_levels(model: Any, tensor: Any) -> NDArray[np.int64]:
     """Return the integers of a constant, in its shape."""
     data = np.asarray(model.buffers[tensor.buffer].data, np.uint8)
+    count = np.prod(tensor.shape)  # the last byte may hold fewer integers
+
+    # Flipping the sign bit and subtracting its value extends the sign
     if tensor.type == TensorType.INT2:  # a byte holds four, the lowest first
         quarters = np.stack([data >> shift & 3 for shift in (0, 2, 4, 6)], axis=1)
-        levels = (quarters.reshape(-1)[: np.prod(tensor.shape)] ^ 2).astype(np.int64) - 2
+        levels = (quarters.reshape(-1)[:count] ^ 2).astype(np.int64) - 2
     elif tensor.type == TensorType.INT4:  # a byte holds two, the low half first
-        halves = np.stack([data & 15, data >> 4], axis=1).reshape(-1)[: np.prod(tensor.shape)]
-        levels = (halves ^ 8).astype(np.int64) - 8
+        halves = np.stack([data & 15, data >> 4], axis=1)
+        levels = (halves.reshape(-1)[:count] ^ 8).astype(np.int64) - 8
     else:
         levels = data.view(_INTEGERS[tensor.type]).astype(np.int64)
     return levels.reshape(tensor.shape)
 
 
 def read_values(model: Any, tensor: Any) -> NDArray[np.float64]:
-    """Return the values of a quantized constant with zero point 0, in its shape."""
+    """Return the values of a quantized constant, in its shape; its zero points must be 0."""
     return read_levels(model, tensor) * scales(tensor)
 
 
@@ -196,7 +199,10 @@ def scales(tensor: Any) -> NDArray[np.float64]:
 def write_levels(
     model: Any, tensor: Any, levels: NDArray[np.int64], scale: NDArray[np.float32]
 ) -> None:
-    """Replace a constant's integers and scales [1 or channels]; the zero points become 0."""
+    """Replace a constant's integers and scales [1 or channels]; the zero points become 0.
+
+    Type and shape of the tensor stay.
+    """
     flat = levels.reshape(-1)
     if tensor.type == TensorType.INT4:  # a byte holds two, the low half first
         padded = np.append(flat, [0] * (len(flat) % 2)).astype(np.uint8) & 15
@@ -287,7 +293,9 @@ class _Builder(flatbuffers.Builder):  # type: ignore[misc]  # without types
 
 
 def _drop_unused_buffers(model: Any, merge: bool) -> None:
-    """Drop unused buffers and renumber the rest; the first is empty, as TFLite requires.
+    """Drop buffers that nothing uses or that are empty, and renumber the rest.
+
+    The first buffer is empty, as TFLite requires.
 
     Args:
         merge: whether buffers with equal data become one.

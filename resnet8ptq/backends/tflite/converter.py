@@ -40,7 +40,8 @@ def convert(
         samples: calibration samples for full-integer quantization; None for float and dynamic-range
             files.
         quantized: whether to quantize; otherwise the file is float.
-        per_channel: one scale of the weights per output channel instead of one per tensor.
+        per_channel: whether weights have a scale for each output channel; otherwise one for each
+            tensor.
         integer_io: whether inputs and outputs are integers; without effect if `samples` is None.
         wide: whether activations have 16 bits instead of 8; without effect if `samples` is None.
 

@@ -30,7 +30,7 @@ def find_onnx_names(content: bytes, onnx_path: Path, batch: NDArray[Any]) -> dic
     """Return the ONNX names of a file's float activations, by their index in the file.
 
     An activation has several names, in graph order, if several ONNX tensors have its values, such
-    as before and after a Reshape. An activation without an ONNX tensor is left out.
+    as before and after a Reshape. An activation whose values no ONNX tensor has is left out.
 
     Args:
         content: a float file for one sample at a time.
@@ -46,10 +46,10 @@ def find_onnx_names(content: bytes, onnx_path: Path, batch: NDArray[Any]) -> dic
 
 
 def _nearest(sketch: list[NDArray[np.float64]], known: Sketches) -> list[str]:
-    """Return the names of the nearest tensors, ties included; empty if none is in `TOLERANCE`.
+    """Return the names of the nearest tensors, ties included; empty if none is near enough.
 
     Args:
-        sketch: the sketches of a tensor of the file, for each sample.
+        sketch: the sketches of a tensor of the file, one for each sample.
         known: the sketches of the graph's tensors.
     """
     size = sketch[0][0]

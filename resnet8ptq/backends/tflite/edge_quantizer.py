@@ -55,11 +55,13 @@ class Scheme:
     """The quantization of a file: scales of the weights, and levels of the activations.
 
     Attributes:
-        per_channel: one scale of the weights per output channel instead of one per tensor.
-        symmetric: the zero points of activations are 0.
-        integer_io: whether inputs and outputs are integers; None: the inputs are if quantized
-            operators read all of them, and the outputs are if quantized operators make all of them.
-        wide: activations have 16 bits instead of 8; `symmetric` is then True.
+        per_channel: whether weights have a scale for each output channel; otherwise one for each
+            tensor.
+        symmetric: whether the zero points of activations are 0.
+        integer_io: whether inputs and outputs are integers. With None, the inputs are integers if
+            quantized operators read all of them, and the outputs if such operators make all of
+            them.
+        wide: whether activations have 16 bits instead of 8; `symmetric` must then be True.
     """
 
     per_channel: bool
@@ -73,15 +75,15 @@ def find_quantized(
 ) -> list[Any]:
     """Return the file's operators to quantize: those of the graph's quantized nodes.
 
-    Operators in `MOVES` without a node follow their inputs. Operators that ai-edge-quantizer or the
-    kernels cannot take on integers are left out.
+    An operator in `MOVES` without a node is quantized if an input is. Operators that
+    ai-edge-quantizer or the kernels cannot compute on integers are left out.
 
     Args:
-        names: see `correspondence.find_onnx_names`.
+        names: the ONNX names of the file's tensors, see `correspondence.find_onnx_names`.
         skipped: names of the graph's nodes that stay in float.
     """
     producers = Links(graph).producers
-    integer = {*model.subgraphs[0].inputs}  # indices of the tensors on integers
+    integer = {*model.subgraphs[0].inputs}  # indices of quantized tensors
     chosen = []
     for code, operator in contents.operators(model):
         output = int(operator.outputs[0])
@@ -105,7 +107,7 @@ def find_quantized(
 
 
 def _has_scalar(model: Any, operator: Any) -> bool:
-    """Return whether an operator has a float constant with fewer axes than its output."""
+    """Return whether an operator reads a float constant with fewer axes than its output."""
     tensors = model.subgraphs[0].tensors
     axes = len(tensors[int(operator.outputs[0])].shape)
     for index in operator.inputs:
@@ -132,7 +134,7 @@ def _layer_before(name: str, producers: Mapping[str, onnx.NodeProto]) -> onnx.No
 
 
 def tensors_around(model: Any, operators: Iterable[Any]) -> set[int]:
-    """Return the indices of the operators' tensors, and of tensors whose values move to these."""
+    """Return the indices of the operators' tensors, and of tensors whose values `MOVES` them to."""
     around: set[int] = set()
     for operator in operators:
         around.update(map(int, (*operator.inputs, *operator.outputs)))
@@ -143,7 +145,7 @@ def tensors_around(model: Any, operators: Iterable[Any]) -> set[int]:
 
 
 def _spread(model: Any, ranges: Mapping[int, Range]) -> dict[int, Range]:
-    """Return the ranges; outputs of `MOVES` without a range get that of their input."""
+    """Return the ranges, completed: the output of a move without a range gets its input's range."""
     known = dict(ranges)
     for code, operator in contents.operators(model):
         if code not in MOVES:
@@ -172,7 +174,7 @@ def quantize(
         ranges: the ranges of the file's activations, by index.
 
     Raises:
-        QuantizationError: no operator has all ranges, or ai-edge-quantizer crashes.
+        QuantizationError: for each operator, a range is missing; or ai-edge-quantizer crashes.
         UnsupportedError: ai-edge-quantizer cannot quantize the network.
     """
     # Choose the operators whose ranges are known
@@ -196,9 +198,7 @@ def quantize(
     recipe = [_rule(scopes, operation="*", config=config)]
     ends = _integer_ends(model, chosen, scheme.integer_io)
     for kind, (indices, integer) in zip(("INPUT", "OUTPUT"), ends, strict=True):
-        own = None
-        if integer:
-            own = config
+        own = config if integer else None
         recipe.append(_rule([_scope(model, indices)], kind, own))
     crashed = QuantizationError("backend=tflite: ai-edge-quantizer crashed")
     content = contents.write_model(model)
@@ -269,6 +269,7 @@ def _rule(scopes: Iterable[str], operation: str, config: dict[str, Any] | None) 
     """Return a recipe's rule for operators, by their scopes.
 
     Args:
+        scopes: for each operator, the names of its outputs, see `_scope`.
         operation: the library's name of the operator type; `*` stands for all.
         config: see `_config`; None leaves the operators in float.
     """
@@ -316,6 +317,7 @@ def _integer_ends(
 
 
 def _scope(model: Any, indices: Iterable[int]) -> str:
+    """Return the names of tensors in the form that ai-edge-quantizer matches with a rule."""
     tensors = model.subgraphs[0].tensors
     return "".join(f"{contents.name_of(tensors[index])};" for index in indices)
 

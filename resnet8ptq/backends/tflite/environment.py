@@ -86,7 +86,7 @@ def find_interpreter(cache_root: Path) -> Path:
     Raises:
         UnsupportedError: there is no suitable Python and no uv, or the packages cannot be
             installed.
-        QuantizationError: the installing process was killed.
+        QuantizationError: the installing process ended early, for example because it was killed.
     """
     path = path_of(cache_root)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -171,8 +171,8 @@ def run_program(
 
     Args:
         env: variables in addition to those of this process.
-        before: function to call in the new process, on POSIX systems; safe only while this process
-            has one thread.
+        before: function to call in the new process before the program starts, on POSIX systems;
+            safe only while this process has one thread.
     """
     kept = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
     return subprocess.run(

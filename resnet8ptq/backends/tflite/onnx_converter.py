@@ -1,6 +1,6 @@
 """Converts an ONNX graph to a float .tflite file, by onnx2tf in a separate environment.
 
-The file has the shapes of the graph's inputs and outputs, with batch size 1. Inside the file,
+The inputs and outputs of the file have the graph's shapes, with batch size 1. Inside the file,
 onnx2tf moves the channels to the last axis; the transpositions that it adds remain in the file.
 """
 
@@ -57,9 +57,9 @@ _CODE = (
 
 
 def check_input(model: Fp32Model) -> None:
-    """Raise `UnsupportedError` unless the network's only input is one sample of float32.
+    """Raise `UnsupportedError` unless the only input is float32 with fixed sizes.
 
-    All sizes must be fixed, except the batch size, which `prepare_graph` fixes.
+    The batch size must be free or 1; `prepare_graph` sets it to 1.
     """
     contract = model.contract
     [tensor] = contract.inputs
@@ -88,9 +88,9 @@ def convert(model: Fp32Model, samples: Split, runtime: Runtime) -> bytes:
             `PARITY_SAMPLES` of them are compared.
 
     Raises:
-        UnsupportedError: onnx2tf cannot convert the network, or its file returns different outputs;
-            see also `check_input`.
-        QuantizationError: see `environment.find_interpreter`, which also raises UnsupportedError.
+        UnsupportedError: onnx2tf cannot be installed or cannot convert the network, its file
+            returns different outputs, or `check_input` refuses the input.
+        QuantizationError: see `environment.find_interpreter`.
     """
     check_input(model)
     key: cache.Key = {"network": files.sha256(model.onnx_path), **cache.made_with(__name__)}
@@ -141,11 +141,11 @@ def prepare_graph(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _to_dense_layers(model: ir.Model) -> None:
-    """Turn each MatMul with a weight matrix into a Gemm of rows between two Reshapes.
+    """Turn each MatMul with a weight matrix on the right into a Gemm between two Reshapes.
 
-    The Gemm includes the bias of an Add that is the MatMul's only reader. A MatMul would become
-    TFLite's matrix product, which has one scale for all channels and no bias. A Gemm becomes
-    TFLite's dense layer, which can have a scale for each channel and a bias.
+    A MatMul would become TFLite's matrix product, which has one scale for all channels and no bias.
+    A Gemm becomes TFLite's dense layer, which can have a scale for each channel and a bias. If an
+    Add of a constant vector is the MatMul's only reader, the Gemm includes it.
     """
     for node in list(model.graph):
         if node.op_type != "MatMul":
@@ -198,7 +198,7 @@ def _find_vectors(node: ir.Node, length: int) -> list[ir.Value]:
 
 
 def _call(proto: onnx.ModelProto, cache_root: Path) -> bytes:
-    """Return the file that onnx2tf makes of a graph, in a separate process; see `_run`."""
+    """Return the content of onnx2tf's file for a graph, made in a separate process by `_run`."""
     python = environment.find_interpreter(cache_root)
     if not confinement.limits_writes():
         log.warning("the converter can write files elsewhere: the kernel has no Landlock")
@@ -211,9 +211,13 @@ def _call(proto: onnx.ModelProto, cache_root: Path) -> bytes:
 
 
 def _run(python: Path, content: bytes, inputs: Sequence[str]) -> bytes:
-    """Return the file that onnx2tf makes of an ONNX file's content.
+    """Return the content of the file that onnx2tf makes of an ONNX file's content.
 
     Where the kernel has Landlock, onnx2tf can write to its temporary folder only.
+
+    Args:
+        python: the interpreter of onnx2tf's environment.
+        inputs: names of the network's inputs, whose shapes stay.
     """
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

@@ -16,7 +16,7 @@ class TfliteConfig(BackendConfig):
 
     @property
     def takes_every_operator(self) -> bool:
-        """Whether the flow is TensorFlow's converter, or undecided; it quantizes every operator."""
+        """Whether the flow is `convert`, which quantizes every operator, or is undecided."""
         return self.flow != "onnx2tf"
 
 

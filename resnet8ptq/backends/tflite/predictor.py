@@ -19,7 +19,7 @@ _REFERENCE = OpResolverType.BUILTIN_REF
 
 
 def load(path: Path, threads: int) -> Predictor:
-    """Load a file, to run on `threads` threads, with XNNPACK's kernels if they exist."""
+    """Load a file, to run on `threads` threads, with XNNPACK's kernels where they exist."""
     content = path.read_bytes()
     return Predictor(open_run(content, threads), partial(_open_logits, content, threads))
 
@@ -69,7 +69,8 @@ class LoadedFile:
     """Runs a file; float values for int8 and int16 inputs are quantized.
 
     Attributes:
-        read: returns an output, from the interpreter and the details of the output's tensor.
+        read: a function that returns an output, given the interpreter and the details of the
+            output's tensor.
     """
 
     interpreter: Any
@@ -109,9 +110,10 @@ class LoadedFile:
 
 
 def to_input(batch: NDArray[Any], details: dict[str, Any]) -> NDArray[Any]:
-    """Return samples in the form of the input: as levels if it is int8 or int16.
+    """Return samples in the form of an input: as levels if the input is int8 or int16.
 
-    Samples that already have its dtype, and samples for other inputs, stay unchanged.
+    Samples that already have the input's dtype stay unchanged, and so do samples for inputs of
+    other dtypes.
     """
     if details["dtype"] not in (np.int8, np.int16) or batch.dtype == details["dtype"]:
         return batch

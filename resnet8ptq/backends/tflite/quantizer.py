@@ -8,7 +8,7 @@ file is its own FP32 baseline with `convert`.
 TensorFlow's converter is the deployment path of MLPerf Tiny. The converter folds, calibrates and
 places scales itself, so few settings apply; `resolve` and `fit` refuse others with a reason. After
 corrections, fine-tuning, fewer bits or another calibration, `rewriting` writes the new weights and
-ranges into the converter's file. All its ranges then come from `calibration.activations`.
+ranges into the converter's file. Its ranges then come from `calibration.activations`.
 
 The converter's calibrator (2.21) has a fault: it observes an operator's inputs again after the
 operator ran. An addition overwrites its first input, whose range then includes the range of the
@@ -125,7 +125,7 @@ _TAKES = {"convert": _CONVERT_TAKES, "onnx2tf": _ONNX2TF_TAKES}
 
 
 class TfliteQuantizer(Quantizer):
-    """See `contract.Quantizer`."""
+    """Writes .tflite files by one of two converters, and runs them in LiteRT."""
 
     level_pools: ClassVar[tuple[str, ...]] = ()  # `rewriting` turns pools of whole maps into means
 
@@ -205,8 +205,8 @@ class TfliteQuantizer(Quantizer):
             UnsupportedError: `resolve`, `fit`, a converter, ai-edge-quantizer or `rewriting`
                 refuses the network or a setting; the file ignores `per_channel`; or a single layer
                 should stay in float32 although all weights are stored in fewer bits.
-            QuantizationError: a converter crashes, no layer is quantized, the rewritten file lacks
-                the chosen levels, or the slimmed file predicts differently.
+            QuantizationError: a process crashes, a range is not finite, no layer is quantized, the
+                rewritten file lacks the chosen levels, or the slimmed file predicts differently.
             ConfigError: a setting names an unknown layer, node or operator.
             ModelError: see `converter.convert`.
         """
@@ -249,10 +249,7 @@ class TfliteQuantizer(Quantizer):
         return artifact
 
     def verify(self, artifact: Artifact, model: Fp32Model, calibration: Split) -> dict[str, str]:
-        """Run a sample; compare the kernels of an integer file with LiteRT's reference kernels.
-
-        See `contract.Quantizer`.
-        """
+        """Run a sample; compare LiteRT's kernels for integers with its reference kernels."""
         params = run_once(
             self, artifact, calibration, read=lambda p: contents.read_model(p.read_bytes())
         )
@@ -267,10 +264,7 @@ class TfliteQuantizer(Quantizer):
     load = staticmethod(predictor.load)
 
     def count_kernels(self, path: Path) -> tuple[int, int]:
-        """Count the layers and the products of computed tensors by the dtypes in the file.
-
-        LiteRT runs each operator with these dtypes; see `contract.Quantizer`.
-        """
+        """Count layers and products of computed tensors by their dtypes, which LiteRT keeps."""
         model = contents.read_model(path.read_bytes())
         quantized, in_float = self._split(model)
         on_integers = len(quantized)
@@ -456,8 +450,8 @@ class TfliteQuantizer(Quantizer):
 def _activation_ranges(model: Any) -> dict[str, Range]:
     """Return the range that each integer activation can hold, by a name of its tensor.
 
-    The name of a fused tensor lists its parts. The key is the first part, the Keras name, unless an
-    earlier tensor has that key; then it is the whole name.
+    The name of a fused tensor lists its parts, separated by semicolons. The key is the first part,
+    unless an earlier tensor has that key; then it is the whole name.
     """
     ranges: dict[str, Range] = {}
     for tensor in model.subgraphs[0].tensors:

@@ -67,7 +67,7 @@ def write_corrected(
     """Return the file with the weights and biases of `corrected`, rounded by `plan`, and `ranges`.
 
     Weights below 8 bits are stored in 4 bits. A MatMul has no bias in the graph, so its layer keeps
-    the bias of the file.
+    the bias of the file, in a new scale.
 
     Args:
         content: a full-integer file from TensorFlow's converter.
@@ -91,7 +91,7 @@ def write_corrected(
     chosen = {}
     for layer, name in zip(contents.layers(model), names, strict=True):
         if name in narrow:
-            # The operator's version tells a runtime that weights may have 4 bits
+            # An operator's version tells a runtime which dtypes it needs
             layer.weights.type = TensorType.INT4
             code = model.operatorCodes[layer.operator.opcodeIndex]
             code.version = max(code.version, _VERSIONS[layer.code])
@@ -113,9 +113,12 @@ def write_corrected(
 def match_layers(model: Any, fp32: onnx.GraphProto) -> list[str]:
     """Return, for each layer of the file, the short name of its node in the graph.
 
+    Args:
+        fp32: the network that the file was converted from.
+
     Raises:
-        UnsupportedError: a layer of the file has the weights and bias of no node, or shares its
-            weights or bias with another layer.
+        UnsupportedError: no node has the weights and the bias of a layer of the file, or two layers
+            share their weights or bias.
     """
     nodes = weight_layers(fp32)
     left = list(weight_layers(fp32))  # each node matches one layer
@@ -158,7 +161,7 @@ def scale_activations(model: Any, names: list[str], graph: onnx.GraphProto, rang
         ranges: activation ranges by ONNX tensor name.
 
     Raises:
-        UnsupportedError: an activation that needs a range has no ONNX tensor, or its tensor has no
+        UnsupportedError: the ONNX tensor of an activation that needs a range is unknown, or has no
             range.
     """
     tensors = model.subgraphs[0].tensors
@@ -199,9 +202,9 @@ def _unmatched(layer: TfliteLayer, reason: str) -> UnsupportedError:
 
 
 def _difference(model: Any, layer: TfliteLayer, weights: Array) -> float:
-    """Return the RMS difference of weights [output channels, ...] from the file, in levels.
+    """Return the RMS difference of weights [output channels, ...] from a layer's, in levels.
 
-    The difference is infinite if the shapes differ or the file computes the weights.
+    The difference is infinite if the shapes differ, or if the layer's weights are computed.
     """
     shape = layer.weights.shape
     fits = weights.size == np.prod(shape) and len(weights) == shape[layer.axis]
@@ -213,7 +216,10 @@ def _difference(model: Any, layer: TfliteLayer, weights: Array) -> float:
 
 
 def _to_layout(layer: TfliteLayer, weights: NDArray[Any]) -> NDArray[Any]:
-    """Return weights [output channels, input channels, ...] in the operator's layout."""
+    """Return weights [output channels, input channels, ...] in the operator's layout.
+
+    A depthwise layer has the output channels last, all others the input channels.
+    """
     axis = 0 if layer.code == "DEPTHWISE_CONV_2D" else 1
     moved = np.moveaxis(weights, axis, -1)
     return moved.reshape(layer.weights.shape)  # adds the height of 1 of one-dimensional layers
@@ -281,8 +287,8 @@ def _with_room(grid: Grid, weights: Array, bias: NDArray[np.float64], input_scal
 def _name_activations(model: Any, names: list[str], graph: onnx.GraphProto) -> dict[int, str]:
     """Return the ONNX name of each matched activation, by its index in the file.
 
-    The matched activations are the graph's inputs, the inputs and outputs of layers, sums,
-    differences and products of two matched ones, and copies of a matched one in another scale.
+    Matched activations are the graph's input, and the inputs and outputs of layers. So are sums,
+    differences and products of matched activations, and copies in another scale.
     """
     nodes = weight_layers(graph)
     activations = dict.fromkeys(model.subgraphs[0].inputs, graph.input[0].name)
@@ -326,9 +332,9 @@ def _pools_to_means(
 ) -> None:
     """Turn average pools over whole maps into means, in place, if `ranges` has their outputs.
 
-    A pool stays a pool if its input has no known ONNX tensor, or if several ONNX pools read it.
     TFLite gives a pool's output the range of the pool's input, which is often several times wider.
-    The output of a mean has its own range.
+    The output of a mean has its own range. A pool stays a pool if the ONNX tensor of its input is
+    unknown, or if several ONNX pools read that tensor.
 
     Args:
         activations: see `_name_activations`; the outputs of the means are added.
@@ -336,6 +342,8 @@ def _pools_to_means(
     links = Links(graph)
     for operator in _whole_pools(model):
         readers = links.readers(activations.get(operator.inputs[0], ""))
+
+        # Only one pool that reads the tensor can be the file's operator
         names = []
         for node in readers:
             if node.op_type in _POOLS:

@@ -30,7 +30,8 @@ def store(content: bytes, half: bool) -> tuple[bytes, int]:
             weights have 8 bits, with a scale for each output channel.
 
     Raises:
-        UnsupportedError: no layer has constant float32 weights, in the range of float16 if `half`.
+        UnsupportedError: no layer has constant float32 weights; with `half`, weights in float16's
+            range.
     """
     model = contents.read_model(content)
     graph = model.subgraphs[0]

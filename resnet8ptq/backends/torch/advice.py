@@ -21,7 +21,7 @@ from resnet8ptq.models.summary import Summary
 
 
 def advise(flags: Collection[str], network: Summary | None) -> Iterator[Advice]:
-    """Yield configurations of FX graph mode and PT2E, each with a verdict for this CPU."""
+    """Yield configurations of FX graph mode and PT2E, each with a verdict for these flags."""
     wide = Resolved("int8", "uint8", "integer", activation_bits=8, engine="onednn")
     if saturates(wide, (), flags):
         why = "its default engine takes activations of 7 bits, which keep 16-bit sums exact"

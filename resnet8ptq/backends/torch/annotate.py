@@ -98,7 +98,7 @@ class OnnxNodeQuantizer(Quantizer):  # type: ignore[misc]
         return names
 
     def annotate(self, module: GraphModule) -> GraphModule:
-        """Annotate the quantization of the inputs and the output of each chosen node."""
+        """Annotate the quantization of each chosen node, and round its weights to their grid."""
         for node in module.graph.nodes:
             if not self._is_chosen(node):
                 continue

@@ -147,6 +147,7 @@ def quantize(
 
     Raises:
         UnsupportedError: FX cannot trace or convert the network.
+        QuantizationError: see `Activations.find_ranges`.
     """
     example = as_tensors(activations.calibration.zeros)
     observer = _activation_observer(config.calib, scheme)
@@ -192,9 +193,10 @@ def quantize(
 
 
 def _preset_ranges(observers: list[tuple[str, RangeObserver]], activations: Activations) -> None:
-    """Preset each observer to a range that covers those of its tensors, preset or calibrated.
+    """Preset each observer to a range that covers the ranges of its tensors.
 
-    A preset range of one tensor serves all tensors that share its observer.
+    These ranges are calibrated. If some of an observer's tensors have preset ranges, only those
+    count.
 
     Args:
         observers: the observers with the names of their tensors.
@@ -317,9 +319,9 @@ def _activation_observer(calib: CalibConfig, scheme: WeightScheme) -> Any:
 def weight_observer(config: QuantizationConfig, scheme: WeightScheme) -> Any:
     """Return a factory of weight observers, on torch's grid or on the grid of `precision.grid`.
 
-    torch's int8 grid has 255 steps from -128, which extends half a level further. Weights of 7 bits
-    and learned weights lie exactly on the grid of `precision.grid`. AdaRound, reconstruction and
-    fine-tuning learn weights.
+    torch's int8 grid starts at -128, so its 255 steps are finer than the 254 of `precision.grid`.
+    Weights of 7 bits and learned weights use the grid of `precision.grid`. AdaRound, reconstruction
+    and fine-tuning learn weights.
     """
     changes = config.corrections
     is_learned = changes.adaround or changes.reconstruction or config.method == "qat"
@@ -334,9 +336,9 @@ def weight_observer(config: QuantizationConfig, scheme: WeightScheme) -> Any:
 def _observers(prepared: Any, graph: onnx.GraphProto) -> list[tuple[str, RangeObserver]]:
     """Return each `RangeObserver` with the ONNX name of its tensor, in graph order.
 
-    Tensors that the ONNX graph lacks are left out. Several tensors may share an observer, whose
-    range covers all: the inputs and the output of a Concat, or of an operator that only moves
-    values. If only a Clip reads a tensor, its observer covers only the clipped values.
+    Tensors that the ONNX graph lacks are left out. The inputs and the output of a Concat, or of an
+    operator that only moves values, share an observer. If only a Clip reads a tensor, the name is
+    that of the Clip's output.
     """
     modules = dict(prepared.named_modules(remove_duplicate=False))
     scopes = prepared.meta["_observed_graph_module_attrs"].node_name_to_scope

@@ -35,8 +35,8 @@ def export(module: Any, example: Example, most: int | None = None) -> ExportedPr
 
     Args:
         most: the largest batch size, with which the network is traced, because a program may refuse
-            batches larger than the traced one. The example then has the largest length. With 1, the
-            batch size is fixed; with None, batch and length have no limit.
+            batches larger than the traced one. No input may then be longer than in `example`. With
+            1, the batch size is fixed; with None, batch and length have no limit.
 
     Raises:
         UnsupportedError: torch.export cannot trace the network.

@@ -45,6 +45,7 @@ def quantize(
 
     Raises:
         UnsupportedError: see `program.export`.
+        QuantizationError: see `Activations.find_ranges`.
     """
     from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 
@@ -84,7 +85,7 @@ def quantize(
 
 
 def _spell_out_norms(exported: Any) -> list[str]:
-    """Replace each batch normalization by a product and a sum, in place; return their names.
+    """Replace each batch normalization by a product and a sum, in place; return the new names.
 
     torchao would fold a batch normalization into the convolution before it, whose weights then
     leave their grid. torchao would also trace 96 patterns of trained convolutions, which takes

@@ -59,7 +59,7 @@ _FX_ONLY: Takes = {
 
 
 class TorchQuantizer(Quantizer):
-    """See `contract.Quantizer`."""
+    """Quantizes with FX graph mode or PT2E, and runs the file in torch."""
 
     runs_torch: ClassVar[bool] = True
     level_pools: ClassVar[tuple[str, ...]] = ("AveragePool", "GlobalAveragePool")
@@ -110,12 +110,12 @@ class TorchQuantizer(Quantizer):
     def quantize(
         self, model: Fp32Model, decisions: Decisions, calibration: Split, folder: Path
     ) -> Artifact:
-        """Quantize by the flow that `backend.flow` and `method` name, unless FP32, and save.
+        """Quantize by `backend.flow`, `method` and `dtype`, and save; dtype=fp32 is only saved.
 
         Raises:
             UnsupportedError: torch cannot convert, trace or run the network, or none of its layers
                 can have the weights of `method` and `dtype`.
-            QuantizationError: torch quantized no layer.
+            QuantizationError: a range is not finite, or torch quantized no layer.
             ConfigError: a setting names an unknown layer, node or operator.
         """
         self._set_up(self.runtime.threads)
@@ -180,7 +180,7 @@ class TorchQuantizer(Quantizer):
         return profiler.profile(partial(self.load, path, threads))
 
     def _set_up(self, threads: int) -> None:
-        """Set torch's threads, and for FX its engine, for the whole process."""
+        """Set torch's threads, and its engine for integer kernels, for the whole process."""
         torch.set_num_threads(threads)
         # For stack traces, which nothing reads, FX would import torch's compiler for a second.
         torch.fx.config.do_not_emit_stack_traces = True
@@ -200,9 +200,10 @@ class TorchQuantizer(Quantizer):
 
     @property
     def _engine(self) -> str:
-        """The engine; `auto` is oneDNN on a CPU with VNNI, and torch's default on others.
+        """The engine of integer kernels.
 
-        With VNNI, oneDNN's 8-bit sums are exact.
+        `auto` is oneDNN on a CPU with VNNI, where its 8-bit sums are exact, if torch has it.
+        Otherwise `auto` is torch's default.
         """
         if self._options.engine != "auto":
             return self._options.engine

@@ -97,12 +97,12 @@ def save(module: Any, example: Example, path: Path, freeze: bool, debug: bool = 
 
     Args:
         freeze: whether to write one class with constant weights, instead of one class for each
-        layer.
+            layer.
         debug: whether to keep the records of the traced Python code.
 
     Raises:
-        UnsupportedError: torch cannot run the network, for example an operator without a quantized
-            kernel.
+        UnsupportedError: torch cannot trace the network, for example because an operator has no
+            quantized kernel.
     """
     archive = io.BytesIO()
     why = "TorchScript cannot trace the network"

@@ -33,7 +33,7 @@ class _Scaled(torch.nn.Module):  # type: ignore[misc]
 
 
 def store(module: Any, layers: Collection[str], half: bool) -> int:
-    """Store the weights of layers in fewer bits, in place; return the number of layers with them.
+    """Store the weights of layers in fewer bits, in place; return the number of changed layers.
 
     Vectors, such as biases, stay in float32.
 
@@ -46,7 +46,7 @@ def store(module: Any, layers: Collection[str], half: bool) -> int:
     Raises:
         UnsupportedError: no layer has constant float32 weights that can be stored.
     """
-    stored: dict[tuple[str, str], bool] = {}  # whether weights are stored, by owner and attribute
+    stored: dict[tuple[str, str], bool] = {}  # whether weights are stored, by path and attribute
     count = 0
     for call in module.graph.find_nodes(op="call_module"):
         if call.target not in layers:
