@@ -31,8 +31,8 @@ class Search:
             statically.
         diagnoses: whether the search diagnoses its models, in QDQ format.
         weights_alone: whether `method=weight_only` stores weights by output channel.
-        weights_in_blocks: whether `method=weight_only` stores weights of matrix products in 4-bit
-            blocks.
+        weights_in_blocks: whether `method=weight_only` stores weights of matrix products in blocks,
+            with a scale for each block.
         wide_activations: whether integer kernels take 16-bit activations.
         float16_weights: whether `dtype=fp16` halves the backend's files.
     """
@@ -74,9 +74,10 @@ class Backend:
             returns the set; empty if the framework chooses operators for each network.
         lacks: operators that the framework cannot run, in 8 bits or in float; the list is
             incomplete.
-        dynamic_operators: operators that only `method=dynamic` quantizes.
+        dynamic_operators: operators that only `method=dynamic` and `mixed` quantize.
         has_ranges: whether artifacts have the activation ranges that a plain run calibrates. False
-            if the framework calibrates itself, or computes activations in float.
+            if the framework calibrates itself or computes activations in float, and for files of
+            other programs.
         single_input: whether networks must have exactly one input; it must be float32, except in
             the formats of `converts`.
         converts: formats of networks that the framework's own converter quantizes as a whole.
@@ -86,8 +87,8 @@ class Backend:
         reads: suffixes of the files of other programs that `reader` reads.
         reader: a module with the functions that `backends.file.reading` calls.
         example: the package with `templates/runner.py.j2`, the part of a deployed `example.py` that
-            loads and runs the file; empty if it is the quantizer's package. It is installed with
-            `runtime` and numpy alone, so it must not import this package.
+            loads and runs the file; empty if it is the quantizer's package. An `example.py` runs
+            with `runtime` and numpy alone, so the template must not import this package.
         serving: a flavor of MLflow, or a module for `served_model.py`; empty if files are not
             served.
         not_served: the reason why files are not served.

@@ -36,7 +36,7 @@ class JobError(PtqError):
 
 
 class ModelError(PtqError):
-    """The FP32 model is missing, damaged or unsuitable, or does not fit the data."""
+    """A network's file is missing, damaged or unsuitable, or does not fit the data or the task."""
 
 
 class ParityError(ModelError):

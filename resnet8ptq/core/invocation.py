@@ -34,8 +34,8 @@ def command(name: str, *words: str) -> str:
 def shell(*words: str, **variables: str) -> str:
     """Return the command line of any program for a POSIX shell; the only function that quotes.
 
-    Every printed or written command comes from here, because a name from a store could otherwise
-    end a word and begin a command.
+    Each printed or written command with untrusted words comes from here: a name from a store could
+    otherwise end a word and begin a command.
 
     >>> shell("cd", "my folder", ROOT="$HOME")
     "ROOT='$HOME' cd 'my folder'"

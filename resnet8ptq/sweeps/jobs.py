@@ -72,7 +72,7 @@ def plan(launcher: DictConfig) -> ParallelJobs | None:
 
 
 def run_here(launcher: DictConfig) -> bool:
-    """Return whether the launcher's processes run on this machine, with its folders."""
+    """Return whether the launcher is `processes`, whose jobs use the folders of this machine."""
     return launcher._target_.endswith(".ProcessJobs")
 
 
@@ -91,7 +91,7 @@ def fit(key: str, cpus: object, cores: int) -> int:
 
 
 def variables() -> dict[str, str]:
-    """Return the environment variables for jobs, without nonexistent paths."""
+    """Return the environment variables for jobs, without nonexistent paths and the store."""
     kept = {}
     for key, value in os.environ.items():
         if value and key.startswith(_PREFIXES):
