@@ -90,9 +90,9 @@ def find_outliers(tensor: str, peaks: Peaks) -> Outliers | None:
     """Return the samples that exceed all others by a factor of `RATIO`; None if there are none.
 
     Outliers lie above a gap between the sorted peaks, so a heavy tail, which decreases step by
-    step, has none. Samples of zeros, such as black pictures, are not compared. Fewer than `LEAST`
-    other samples have no outliers. At most the share `MOST` of the compared samples, or one sample,
-    can be outliers.
+    step, has none. Samples of zeros, such as black pictures, are not compared. With fewer than
+    `LEAST` compared samples, there are no outliers. At most the share `MOST` of the compared
+    samples, or one sample, can be outliers.
     """
     sizes = np.where(np.isfinite(peaks), peaks, np.inf).astype(np.float64)
     order = np.argsort(-sizes, kind="stable")

@@ -71,7 +71,7 @@ class Fields:
     def prepare(self, stored: NDArray[Any]) -> NDArray[Any]:
         """Return stored records [n] as records of network inputs.
 
-        If the network takes any length, they are cut to the longest.
+        If the network takes any length, they are cut to the longest sample.
         """
         return pack(self._shorten(self._fill(stored)))
 

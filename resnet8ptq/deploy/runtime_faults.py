@@ -30,7 +30,7 @@ class Fault:
         nodes: the affected nodes, in words.
         effect: the result, in words.
         source: the address of the public report.
-        concerns: whether a node of a graph meets the condition.
+        concerns: returns whether the fault affects a node of a graph.
     """
 
     fixed: int

@@ -1,4 +1,4 @@
-"""`data=arrays`: .npz, .npy and idx files, whose arrays hold inputs, labels and groups.
+"""`data=arrays`: data sets of arrays in .npz, .npy and idx files.
 
 No file is unpickled. Arrays are mapped from files, because they may exceed the memory. Those of
 .npz and idx files are first unpacked into the cache.
