@@ -28,7 +28,7 @@ def find_network(
     """Return the command-line words that name a network; the cache stores one from memory.
 
     Args:
-        model: a path, an ONNX model, a `torch.nn.Module` or a Keras model; None for the default.
+        model: a path, an ONNX model, a `torch.nn.Module` or a Keras model; None for no words.
         example: inputs of a module, if their shapes do not follow from the samples.
         samples: a few samples, for the shapes of a module's inputs.
         root: the cache's root.

@@ -173,10 +173,15 @@ class Activations:
 
         The list is empty if the cache has no statistics yet.
         """
-        found = [cache.find(self.runtime.cache_root, k, self._key(key)) for k, key in self._kinds()]
-        folder = next(filter(None, found), None)
+        # Take the first kind of statistics that is in the cache
+        folder = None
+        for kind, settings in self._kinds():
+            folder = cache.find(self.runtime.cache_root, kind, self._key(settings))
+            if folder is not None:
+                break
         if folder is None:
             return []
+
         outliers = []
         for row in json.loads((folder / _OUTLIERS).read_text()):
             row["samples"] = tuple(row["samples"])
@@ -271,12 +276,17 @@ class Activations:
         compared = {name: observers[name] for name in names if name not in masked}
         outliers = list(map(vars, self._compare_samples(compared)))
         (folder / _OUTLIERS).write_text(json.dumps(outliers))
+        batches = [stat.batches for stat in stats]
+        zeros = [stat.zeros for stat in stats]
+        counts = []
+        for extremes in bounds:
+            counts.append([stat.counts for stat in extremes])
         np.savez(
             folder / _STATISTICS,
             names=np.array(names),
-            batches=np.array([stat.batches for stat in stats]),  # [T, batches, 2]
-            counts=np.array([[stat.counts for stat in each] for each in bounds]),  # [T, B, bins]
-            zeros=np.array([stat.zeros for stat in stats]),  # [T]
+            batches=np.array(batches),  # [T, batches, 2]
+            counts=np.array(counts),  # [T, B, bins]
+            zeros=np.array(zeros),  # [T]
         )
 
     def _compare_samples(self, observers: Mapping[str, TensorObserver]) -> Iterator[Outliers]:

@@ -203,7 +203,7 @@ class Method:
         choose: returns the range for a tensor's statistics; None if torch chooses the range.
         parameters: the keys of `calib` that the method reads.
         histogram: whether the method needs a histogram.
-        reads_tails: returns whether the bins near both ends of the histogram suffice.
+        reads_tails: returns whether the bins near both ends of the histogram usually suffice.
     """
 
     choose: Callable[[TensorStats, CalibConfig], Range] | None

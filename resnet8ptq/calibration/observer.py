@@ -98,7 +98,10 @@ class TensorObserver:
             counts[:first] = 0
             counts[last] = counts[last:].sum()
             counts[last + 1 :] = 0
-        batches = [tuple(np.clip(ends, low, high).tolist()) for ends in self.batches]
+        batches = []
+        for ends in self.batches:
+            lowest, highest = np.clip(ends, low, high).tolist()
+            batches.append((lowest, highest))
         return replace(self, batches=batches, counts=counts)
 
     def is_coarse(self, num_bins: int) -> bool:

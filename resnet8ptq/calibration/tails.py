@@ -29,8 +29,8 @@ class TailObserver(TensorObserver):
 
     Attributes:
         total: the number of all values, until the first that is NaN or infinite.
-        middle: the ends of the values between the tails, without the second end; None as long as
-            all values are counted.
+        middle: the range between the tails, without its second end; None as long as all values are
+            counted.
         uncounted: the number of values of the middle that `counts` lacks.
     """
 

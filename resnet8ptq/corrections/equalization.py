@@ -115,7 +115,7 @@ def _read_pair(graph: Linked, first: onnx.NodeProto, second: onnx.NodeProto) -> 
 
 
 def _find_ranges(weights1: Array, grouped: Array) -> tuple[Array, Array]:
-    """Return the largest magnitude of weights by channel, [channels]: before it, and after it."""
+    """Return the largest magnitude of a channel's weights, [channels]: in each of two layers."""
     others = (1, *range(3, grouped.ndim))  # all but the groups and the channels
     before = np.abs(weights1).reshape(len(weights1), -1).max(axis=1)
     after = np.abs(grouped).max(axis=others).reshape(-1)

@@ -55,8 +55,8 @@ class CorrectionSettings:
 def find_plain_layers(graph: onnx.GraphProto, selection: Selection) -> dict[str, onnx.NodeProto]:
     """Return the layers whose weights will be quantized, by short name, in the graph's order.
 
-    Exporters of trained networks do not write a Gemm with alpha, beta or a transposed input, or a
-    MatMul with several matrices of weights. These are left out.
+    A Gemm with alpha or beta other than 1 or with a transposed input is left out, and so is a
+    MatMul with several matrices of weights: exporters of trained networks do not write them.
 
     Raises:
         ConfigError: a setting names an unknown node, layer or operator, see `find_float_nodes`.

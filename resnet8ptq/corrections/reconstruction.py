@@ -101,7 +101,7 @@ def reconstruct(
     is reproducible with the same seed, device, threads and memory limit, unless the deadline ends
     it.
 
-    The function also returns the range of each activation, by ONNX tensor name.
+    The function also returns the range of each quantized activation, by ONNX tensor name.
 
     Args:
         path: the network's file.

@@ -59,6 +59,14 @@ def render_example(source: SourceRun, vectors: Vectors, file: str, outputs: Sequ
         if tokens.shape != vectors.samples.dtype[names[0]].shape:
             most = length  # the network has a fixed length; samples are padded to it
 
+    # Only torch's files have an engine, and only pictures are resized
+    engine = ""
+    if suffix == ".pt":
+        engine = check_engine(source.record.engine)
+    resizing_lines = []
+    if mode:
+        resizing_lines = resizing(preprocess, mode)
+
     # The result is code, so every value must be a number, a checked name, or a text through `repr`.
     package = source.backend.example_package
     runner = templates.load(package, "runner.py.j2", extends="resnet8ptq.deploy")
@@ -66,11 +74,11 @@ def render_example(source: SourceRun, vectors: Vectors, file: str, outputs: Sequ
         file=file,
         suffix=suffix,
         library=source.backend.runtime,
-        engine=check_engine(source.record.engine) if suffix == ".pt" else "",
+        engine=engine,
         providers=[*dict.fromkeys((source.config.backend.provider, CPU))],
         precision=source.config.inference_precision,
         mode=mode,
-        resizing=resizing(preprocess, mode) if mode else [],
+        resizing=resizing_lines,
         inputs=names,
         input_names=_listed(names),
         steps=steps(vectors),
@@ -171,12 +179,13 @@ def resizing(preprocess: PreprocessConfig, mode: str) -> list[str]:
         return []
     size = preprocess.size
     height, width = size if isinstance(size, list) else (size, size)
+    centering = (0.5, 0.5) if preprocess.align == "center" else (0.0, 0.0)
     text = templates.load("resnet8ptq.deploy", "resizing.py.j2").render(
         preprocess=preprocess,
         size=(width, height),
         how=f"Image.Resampling.{preprocess.filter.upper()}",
         background=(preprocess.pad,) * len(mode),
-        centering=(0.5, 0.5) if preprocess.align == "center" else (0.0, 0.0),
+        centering=centering,
     )
     return text.splitlines()
 

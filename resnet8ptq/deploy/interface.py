@@ -79,7 +79,8 @@ def _free(values: NDArray[Any]) -> tuple[int | str, ...]:
 def _of_onnx(tensor: Any) -> FileTensor:
     shape: list[int | str] = []
     for size in tensor.shape:
-        shape.append(size if isinstance(size, int) else printable(str(size)))
+        shown = size if isinstance(size, int) else printable(str(size))
+        shape.append(shown)
     if shape and not isinstance(shape[0], int):
         shape[0] = "n"  # the batch axis counts samples
     dtype = tensor.type.removeprefix("tensor(").removesuffix(")")

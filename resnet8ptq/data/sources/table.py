@@ -342,8 +342,9 @@ def read(path: Path, sha256: str, cache_root: Path) -> pa.Table:
     """Return the rows of a file; Parquet and JSON Lines files are unpacked into the cache.
 
     The separator of a CSV file is the comma, semicolon or tab, whichever is most frequent in the
-    first line. Arrow infers the type of a CSV column from its cells; `columns.TRANSCRIPTS` are
-    texts. A JSON Lines file has an object for each row; see `read_tagged` for words and their tags.
+    first line. Arrow infers the type of a CSV column from its cells, but a column with a name in
+    `columns.TRANSCRIPTS` is text. A JSON Lines file has an object for each row; see `read_tagged`
+    for words and their tags.
 
     Raises:
         DataError: the file cannot be read, or exceeds `columns.LIMITS`.
