@@ -48,7 +48,7 @@ def open_session(
         none = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
         options.graph_optimization_level = none
     options.intra_op_num_threads = threads
-    options.inter_op_num_threads = 1
+    options.inter_op_num_threads = 1  # nodes run one after the other
     options.enable_cpu_mem_arena = arena
     options.add_session_config_entry("session.intra_op.allow_spinning", str(int(spins)))
     options.log_severity_level = 4  # errors are raised anyway

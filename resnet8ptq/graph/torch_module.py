@@ -99,7 +99,7 @@ def to_torch_module(proto: onnx.ModelProto) -> Any:
 
     # Replace modules of onnx2torch by those of this package
     for node in module.graph.find_nodes(op="call_module"):
-        node.target = node.target.removeprefix(f"{_OWN}/")
+        node.target = node.target.removeprefix(f"{_OWN}/")  # onnx2torch adds the domain
     floats = {*float_tensors(proto)}
     of_floats = set()  # the names of the nodes that compute floats
     for node in lowered.graph.node:
@@ -155,8 +155,8 @@ def find_difference(
 def _fix_outputs(traced: Any, graph: onnx.GraphProto) -> None:
     """Make a traced module return the outputs of its ONNX graph, in a tuple if there are several.
 
-    onnx2torch instead returns every output of the nodes that compute outputs of the graph. It
-    returns a list if there are several such nodes, which `torch.jit.trace` refuses.
+    onnx2torch instead returns every output of the nodes that compute outputs of the graph, in a
+    list if there are several such nodes. `torch.jit.trace` expects a tuple.
     """
     producers = Links(graph).producers
     calls = {node.target: node for node in traced.find_nodes(op="call_module")}
@@ -329,6 +329,8 @@ def _to_erf(gelu: onnx.NodeProto, graph: onnx.GraphProto) -> list[onnx.NodeProto
     """Return the nodes of `x * (0.5 + 0.5 * erf(x / sqrt(2)))`; add their constants to `graph`."""
     name = gelu.name
     [source] = gelu.input
+
+    # Store the two constants, then write a node for each step
     root = f"{name}__root"
     half = f"{name}__half"
     for key, value in ((root, 2**-0.5), (half, 0.5)):

@@ -539,7 +539,7 @@ def _one_hot(node: Node) -> torch.nn.Module:
 
 def _recurrent(node: Node) -> torch.nn.Module | None:
     """Return an LSTM, GRU or RNN; None for a variant that `torch_recurrent` lacks."""
-    steps = node.sizes[0] if node.sizes else 0
+    steps = node.sizes[0] if node.sizes else 0  # the first axis counts the steps
     network = torch_recurrent.find_function(node.proto, node.constants, steps)
     if network is None:
         return None
@@ -564,6 +564,8 @@ def _recurrent(node: Node) -> torch.nn.Module | None:
         options = True, 1, 0.0, False, directions == 2, False
         initial = states if is_lstm else states[0]  # only an LSTM has two states
         outputs = network(values, initial, [*weights], *options)
+
+        # torch joins the directions on the last axis
         steps = outputs[0]
         last = [outputs[index] for index in range(1, count)]
         if is_reverse:

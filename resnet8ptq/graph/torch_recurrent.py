@@ -78,15 +78,18 @@ def find_function(
         constants: the constant inputs, by index.
         steps: the number of steps of the input; 0 if unknown.
     """
+    # Inputs 1 to 3 are weights of inputs and of states, and biases; 5 and 6 are initial states
     kind = node.op_type
     used = {index for index, name in enumerate(node.input) if name}
     states = {5, 6} if kind == "LSTM" else {5}
-    if not constants.keys() >= used & {1, 2, 3}:  # weights of inputs and states, and biases
+    if not constants.keys() >= used & {1, 2, 3}:
         return None
     if used - {0, 1, 2, 3} not in (set(), states):  # lengths of sequences, peepholes, or one state
         return None
     if any(attribute(node, name, 0) for name in ("clip", "layout", "input_forget")):
         return None
+
+    # Each direction must have the usual activation functions
     directions = len(constants[1])
     functions = attribute(node, "activations", _ACTIVATIONS[kind][0] * directions)
     usual = [names * directions for names in _ACTIVATIONS[kind]]

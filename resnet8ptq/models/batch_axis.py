@@ -220,6 +220,7 @@ def _shape_outputs(
     inputs = set(input_names(graph))
     alone: dict[str, Sequence[int | str]] = {}
     for value in graph.output:
+        # An unchanged input cannot be quantized, so the message suggests the other outputs
         if value.name in inputs:
             others = [name for name in rows if name not in inputs]
             raise ModelError(

@@ -111,6 +111,8 @@ def move_outputs(network: Network, samples: SampleArray) -> Network:
             passes.append(partial(_move_output, name=name, axis=axis, rank=one.ndim))
     if not moved:
         return network
+
+    # Move the axes in the graph and in what the original returns
     proto = rewrite(copy.deepcopy(network.proto), passes)
 
     def predict(batch: SampleArray) -> Outputs:

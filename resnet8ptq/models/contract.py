@@ -197,6 +197,8 @@ def _fill(tensor: Tensor, stored: np.dtype[Any], steps: Preprocessing, length: i
         excess = shape[0] - length
     if excess < 0:
         shape = (length,)  # the shape after padding
+
+    # Name the input, and the setting that shortens texts
     try:
         layout = find_layout(shape, tensor)
         dtype = find_dtype(kind.base, taken, tensor)

@@ -141,6 +141,8 @@ def convert(
         network = read_network(source, samples[:1], config)
         if config.outputs:
             network = select_outputs(network, config.outputs)
+
+        # Make network inputs of the samples, by which the graphs are compared
         matched = match_samples(samples, steps, read_contract(network.proto.graph))
         fields = matched.fields
         # Keep whole records, because the length stays that of all samples unless it can be free
@@ -274,6 +276,8 @@ def check_torch(
     prepared = matched.prepare(samples, steps)
     run = _run_on(prepared, proto, matched.fields)
     expected = run(open_runner(str(path)))
+
+    # A failure is a result, because other backends can still run
     try:
         outputs = run(_torch_runner(path))
         return json.dumps({"parity": {label: compare_outputs(outputs, expected, final, label)}})

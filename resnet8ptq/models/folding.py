@@ -250,6 +250,8 @@ def _read_affine(
     ones = np.ones(channels)
     zeros = np.zeros(channels)
     is_product = layer.op_type != "ConvTranspose"
+
+    # In inference, batch normalization scales and shifts each channel
     if node.op_type == "BatchNormalization":
         if layer.op_type == "MatMul":
             return None
@@ -265,7 +267,7 @@ def _read_affine(
     if not _is_by_channel(values.shape, channels, behind):
         return None
     axes = rank if is_product else len(weights.dims)
-    if values.ndim > max(2, axes):
+    if values.ndim > max(2, axes):  # the constant would add axes
         return None
     by_channel = np.broadcast_to(values.reshape(-1), channels).astype(np.float64)
     if node.op_type == "Mul":

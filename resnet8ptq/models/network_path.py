@@ -34,6 +34,7 @@ def locate(config: ModelConfig, data_name: str) -> Path:
         ModelError: the file is missing, empty, too large or not a model; the settings of a module
             are incomplete; or the default network cannot be downloaded.
     """
+    # The settings take precedence over the data set's network and the environment
     if config.module is not None:
         return _state_dict(config)
     if config.path is not None:

@@ -312,6 +312,8 @@ class _Product:
         terms = re.fullmatch(r"([a-zA-Z]+),([a-zA-Z]+)->([a-zA-Z]+)", equation)
         if terms is None or sum(constant) != 1 or len(constant) != 2:
             return None
+
+        # A MatMul cannot take the diagonal of a repeated axis
         first, second, output = terms.groups()
         weights, tensor = (first, second) if constant[0] else (second, first)
         repeats_axis = any(len(set(axes)) < len(axes) for axes in (weights, tensor, output))
@@ -638,6 +640,8 @@ def _pad_with_zeros(
         drop_attribute(pool, name)
     if not begin.any() and not end.any():
         return []
+
+    # Pad the spatial axes only, with a value that ONNX Runtime does not fuse
     padded = f"{pool.output[0]}__padded"
     constants = {
         f"{padded}__sizes": np.concatenate([[0, 0], begin, [0, 0], end]).astype(np.int64),
@@ -680,6 +684,7 @@ def _normalize_groups(node: ir.Node, sizes: Sequence[int], by_group: bool) -> No
     def add(kind: str, inputs: Sequence[ir.Value | None], part: str, **attributes: Any) -> ir.Value:
         return write(kind, inputs, f"{output}__{part}", f"{node.name}__{part}", **attributes)
 
+    # Give each group one index of the channel axis, and restore the shape at the end
     parts = constant("parts", np.array([0, groups, -1]))
     whole = constant("whole", np.array([0, *sizes]))
     values, scale, bias = node.inputs

@@ -127,6 +127,8 @@ def summarize(
         words = f"torch module {config.module}"
     else:
         raise ModelError(f"model.path: {path} is not a model; {formats.EXPECTED}")
+
+    # Read the contract, and the operator of the first output
     proto = _export_graph(path, cache_root, config, sample)
     graph = proto.graph
     contract = read_contract(graph)
@@ -247,6 +249,8 @@ def _export_graph(
     name = formats.format_name(path, is_module)
     if not is_module:
         sample = None  # a file declares its inputs
+
+    # The shape of the sample decides how a module is exported
     shape = ""
     if sample is not None:
         shape = f"{sample.shape} {sample.dtype}"
@@ -319,6 +323,8 @@ def requirements(summary: Summary) -> list[str]:
         lines.append(f"method=dynamic with backend=onnx, to quantize {', '.join(recurrent)}")
     for name, count in summary.inner_layers.items():
         lines.append(f"an export without {name}, to quantize the {count} layers inside it")
+
+    # Name the restrictions of the file and of backends
     if contract.batch is not None:
         lines.append(f"batches of {contract.batch}, if this fixed size cannot be freed")
     for name, operators in summary.lacking.items():
@@ -404,6 +410,8 @@ def print_summary(summary: Summary, settings: Sequence[str] = ()) -> None:
             shape = str(list(tensor.shape)).replace("None", "?")
             tensors.append((role, tensor.name, shape, tensor.dtype))
     print_table(console, ("", "name", "shape (without batch)", "dtype"), tensors)
+
+    # Each backend has a column of treatments
     backends = [backend.name for backend in with_known_operators()]
     operators = []
     for name, count in summary.operators.items():

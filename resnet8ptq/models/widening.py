@@ -53,6 +53,8 @@ def _has_layers(proto: onnx.ModelProto, dtype: int) -> bool:
     for tensor in find_all(proto, TensorProto):
         if tensor.data_type == dtype:
             narrow.add(tensor.name)
+
+    # Follow the constants through nodes that move them, up to a layer
     for node in find_all(proto, onnx.NodeProto):
         if node.op_type in (*LAYERS, *RECURRENT):
             if narrow.intersection(node.input[1:2]):

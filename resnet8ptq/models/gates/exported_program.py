@@ -142,11 +142,15 @@ def _clean(content: bytes) -> bytes:
     for _, value in _items(graph):
         if not isinstance(value, dict):
             continue
+
+        # Empty what torch would look up or evaluate
         for key in _ORIGINS:
             if key in value:
                 value[key] = type(value[key])()
         if "tensor_values" in value:  # the value is a graph
             value["nodes"] = [*_spell_out_weight_norms(value)]
+
+        # Replace unfilled memory, and outputs in a class
         target = value.get("target")
         if isinstance(target, str) and target in _UNFILLED:
             _fill(value)

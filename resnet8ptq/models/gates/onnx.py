@@ -132,6 +132,8 @@ def read_quantized(path: Path) -> bytes:
     """
     content = files.read_bytes(path, MAX_BYTES)
     proto = _parse(content, path)
+
+    # Refuse operators that may do more than compute
     computing = CONTRIBUTED | NARROWED
     for node in find_all(proto, onnx.NodeProto):
         known = node.domain == "com.microsoft" and node.op_type in computing
@@ -218,6 +220,7 @@ def _check_inlined_size(proto: onnx.ModelProto) -> None:
     """
     functions = {(item.domain, item.name, item.overload): item for item in proto.functions}
 
+    # Each function is measured once, because calls may nest to an exponential size
     @cache
     def measure(key: tuple[str, str, str] | None) -> tuple[int, int]:
         """Return the numbers of nodes and bytes of a function, or of the graph."""

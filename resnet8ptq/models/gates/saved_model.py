@@ -105,6 +105,8 @@ def _cut_to_inference(content: bytes, folder: Path) -> Program:
                 f"{folder}: its operator {reader!r} restores variables from another path; "
                 "expected variables in the folder"
             )
+
+    # Check both parts against their own lists
     _check_operators(cut(whole, ends), inference, folder)
     if restores:
         _check_operators(restoring, _RESTORE, folder)

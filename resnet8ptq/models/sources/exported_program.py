@@ -66,7 +66,7 @@ def _to_onnx(program: Any, source: Path) -> onnx.ModelProto:
     with silent, progress:
         try:
             exported = torch.onnx.export(program, dynamo=True, verbose=False)
-        except Exception:  # torch's own, dozens
+        except Exception:  # torch raises dozens of types; a view after attention may be the cause
             _store_attention(program)
             try:
                 exported = torch.onnx.export(program, dynamo=True, verbose=False)

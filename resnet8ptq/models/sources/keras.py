@@ -42,6 +42,7 @@ def read(source: Path, sample: Sample) -> Network:
             raise ModelError(f"{source}: NaN or infinity in {weight.path}")
     import keras
 
+    # Keras takes several inputs in the structure of the model's own
     def call(*values: Any) -> Any:
         inputs = values[0]
         if len(values) > 1:  # a Sequential has one input, and no `input`

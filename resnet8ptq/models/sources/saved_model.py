@@ -79,6 +79,7 @@ def freeze(program: gate.Program, source: Path) -> Any:
     """Return the graph of the program's outputs, with the stored variables as constants."""
     import tensorflow as tf
 
+    # Add a node that reads each variable, if there is none
     graph = program.graph
     names = {node.name for node in graph.node}
     for node in list(graph.node):
@@ -86,6 +87,8 @@ def freeze(program: gate.Program, source: Path) -> Any:
         if node.op == "VarHandleOp" and read not in names:
             added = graph.node.add(name=read, op="ReadVariableOp", input=[node.name])
             added.attr["dtype"].CopyFrom(node.attr["dtype"])
+
+    # Restore the variables, then write their values into the graph
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
         tf.import_graph_def(graph, name="")
         if program.restore is not None:

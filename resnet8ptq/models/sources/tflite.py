@@ -32,6 +32,8 @@ def read(source: Path, sample: Sample) -> Network:
     proto, _ = tf2onnx.convert.from_tflite(str(source), opset=OPSET)
     onnx_gate.check_graph(proto, source)
     supported = to_supported(proto, source, sample)
+
+    # Open the original, which the graph must agree with
     with errors_as(ModelError, f"{source}: LiteRT cannot run it"):
         interpreter = Interpreter(str(source), num_threads=1)
         inputs = {}  # index of the tensor, by name
@@ -42,7 +44,7 @@ def read(source: Path, sample: Sample) -> Network:
             shapes[detail["name"]] = tuple(detail["shape"])
             has_free_sizes = has_free_sizes or -1 in detail["shape_signature"]
         batch = int(next(iter(shapes.values()))[0])
-        # The file has a 1 for each free size, which may be too small for the network.
+        # The file has a 1 for each free size, which may be too small for the network
         if has_free_sizes:
             shapes = {}  # nothing is allocated yet
         else:

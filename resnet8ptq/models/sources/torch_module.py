@@ -42,6 +42,8 @@ def read(source: Path, sample: Sample, name: str, arguments: Mapping[str, Any]) 
     """
     if sample is None:
         raise ModelError(f"{name}: its input shape is unknown; set data=")
+
+    # Try each layout until the module takes one
     network = _build_module(name, arguments)
     _load_weights(network, source)
     network.eval()
@@ -136,7 +138,9 @@ def _examples(network: torch.nn.Module, sample: NDArray[Any]) -> Iterator[dict[s
     for name in parameters:
         if name in names_of(sample.dtype):
             kinds[name] = sample.dtype[name]
-    orders = [False]  # whether pictures have their channels first
+
+    # Pictures may have their channels first or last
+    orders = [False]
     if any(map(is_picture, kinds.values())):
         orders = [True, False]
     for channels_first in orders:
@@ -158,11 +162,13 @@ def _export_program(network: torch.nn.Module, inputs: Mapping[str, torch.Tensor]
     If torch cannot free the batch size either, the program takes one sample.
     """
     examples = tuple(inputs.values())
+
+    # Find the texts among the inputs, whose length may be free
     fields = []
     for name, example in inputs.items():
         fields.append((name, "i8", tuple(example.shape[1:])))
     kinds = np.dtype(fields)
-    texts = set(find_masked(kinds))  # the inputs whose length may be free
+    texts = set(find_masked(kinds))
     with warnings.catch_warnings(action="ignore"):
         with torch.no_grad():
             network(*examples)
