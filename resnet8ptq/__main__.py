@@ -92,7 +92,8 @@ def main(words: list[str] | None = None) -> int:
     console.never_silent()
     from resnet8ptq.core import command  # imports Hydra
 
-    code = command.main(lambda: call(sys.argv[1:] if words is None else words))
+    typed = sys.argv[1:] if words is None else words
+    code = command.main(lambda: call(typed))
     console.never_silent(between="")
     return code
 

@@ -36,7 +36,8 @@ def run_alone(asked: RunConfig, folder: Path, overrides: Sequence[str]) -> "Sing
         PtqError: a file is missing or damaged; unsupported settings are recorded instead.
     """
     loading.check_here(asked)  # before the store is opened, so that a typo leaves no run
-    for line in words.find_idle(asked, [words.parse(word) for word in overrides]):
+    typed = [words.parse(word) for word in overrides]
+    for line in words.find_idle(asked, typed):
         log.warning("%s", line)
     with console.waiting("Loading libraries"):
         from resnet8ptq import dispatch

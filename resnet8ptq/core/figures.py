@@ -68,8 +68,9 @@ def label_cells(axes: Axes, texts: NDArray[np.str_], dark: NDArray[np.bool_], si
         size: the size of the text in points.
     """
     rows, columns = np.nonzero(texts != "")
+    outlines = [_outline(text, size) for text in texts[rows, columns]]
     labels = PathCollection(
-        [_outline(text, size) for text in texts[rows, columns]],
+        outlines,
         offsets=np.stack([columns, rows], axis=1),
         offset_transform=axes.transData,
         facecolors=np.where(dark[rows, columns], "white", "black"),

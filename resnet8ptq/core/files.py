@@ -170,7 +170,8 @@ def sha256(path: Path) -> str:
 def hash_folder(folder: Path, pattern: str = "*") -> str:
     """Return the hexadecimal SHA-256 of the names and contents of matching files below a folder."""
     digest = hashlib.sha256()
-    for path in sorted(path for path in folder.rglob(pattern) if path.is_file()):
+    paths = [path for path in folder.rglob(pattern) if path.is_file()]
+    for path in sorted(paths):
         digest.update(f"{path.relative_to(folder)}: {sha256(path)}\n".encode())
     return digest.hexdigest()
 

@@ -93,7 +93,8 @@ class Table(Generic[Row]):
         """Return the table in Markdown; `escape` makes a text safe for Markdown."""
         marks = []
         for head in self.heads:
-            marks.append("---:" if head in self.numeric else "---")
+            mark = "---:" if head in self.numeric else "---"
+            marks.append(mark)
         rows = []
         for cells in (self.heads, *self.lines):
             rows.append(f"| {' | '.join(map(escape, cells))} |")

@@ -23,8 +23,9 @@ def load(package: str, name: str, extends: str | None = None) -> Template:
     packages = [package]
     if extends:
         packages.append(extends)
+    loaders = [PackageLoader(name) for name in packages]
     environment = Environment(
-        loader=ChoiceLoader([PackageLoader(name) for name in packages]),
+        loader=ChoiceLoader(loaders),
         trim_blocks=True,
         lstrip_blocks=True,
         undefined=StrictUndefined,

@@ -219,7 +219,11 @@ def show(text: object) -> str:
 
     Control characters could move the cursor or change the settings of a terminal.
     """
-    return "".join(c if c.isprintable() or c == "\n" else "?" for c in str(text))
+    shown = []
+    for character in str(text):
+        is_safe = character.isprintable() or character == "\n"
+        shown.append(character if is_safe else "?")
+    return "".join(shown)
 
 
 def plain(text: str) -> str:

@@ -142,7 +142,8 @@ class Watch:
             if steps and not self._draws():
                 *outer, inner = steps
                 shown = [step for step in outer if step.unit]
-                self._write("; ".join(step.describe() for step in [*shown, inner]))
+                lines = [step.describe() for step in [*shown, inner]]
+                self._write("; ".join(lines))
             elif self.between and not steps:
                 self._write(f"{self._find_import() or self.between} ... {now - self._turned:.0f} s")
             self._said = now

@@ -54,10 +54,11 @@ def _warn_of_masks(graph: onnx.GraphProto, selection: Selection) -> None:
         if not readers <= in_float:
             stretched.append(name)
     if stretched:
+        more = ", ..." if len(stretched) > 3 else ""
         log.warning(
             "a mask's constant, such as -10000, stretches the range of %d tensors that are "
             "quantized, so that scores share few levels: %s%s; try attention=weights",
             len(stretched),
             ", ".join(stretched[:3]),
-            ", ..." if stretched[3:] else "",
+            more,
         )

@@ -117,13 +117,14 @@ def make_task(
             samples have no labels.
         ModelError: the task does not score outputs of this form.
     """
+    shapes = {output.name: output.shape for output in fp32.contract.outputs}
     context = TaskContext(
         name or dataset.name,
         scored.labels,
         dataset.class_names,
         named=dataset.named,
         input_shape=scored.input_shape,
-        outputs={output.name: output.shape for output in fp32.contract.outputs},
+        outputs=shapes,
         final=fp32.final,
         class_ids=dataset.class_ids,
         grouped=scored.groups is not None,

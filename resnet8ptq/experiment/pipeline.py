@@ -237,7 +237,8 @@ def _shapes(network: Fp32Model) -> dict[str, list[int]]:
     for output in network.contract.outputs:
         sizes = []
         for size in output.shape:
-            sizes.append(-1 if size is None else size)
+            known = -1 if size is None else size
+            sizes.append(known)
         shapes[output.name] = sizes
     return shapes
 

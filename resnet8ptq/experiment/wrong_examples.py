@@ -74,7 +74,9 @@ def to_png(picture: NDArray[Any]) -> bytes:
     """Return a picture [H, W, 1 or 3] of bytes as PNG, with at most `MOST_PIXELS` along a side."""
     from PIL import Image
 
-    image = Image.fromarray(picture[..., 0] if picture.shape[2] == 1 else picture)
+    if picture.shape[2] == 1:  # PIL takes grey pictures without the axis of channels
+        picture = picture[..., 0]
+    image = Image.fromarray(picture)
     image.thumbnail((MOST_PIXELS, MOST_PIXELS))
     content = io.BytesIO()
     image.save(content, "PNG", optimize=True)

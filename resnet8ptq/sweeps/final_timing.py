@@ -65,8 +65,12 @@ def _time(selected: ModelSelection, folder: Path) -> PairedLatency | None:
         log.warning("the best models ran on other machines, and are not timed against each other")
         return None
     try:
-        baselines = {fp32_name(cell.record): _folder(cell, folder) for cell in timed}
-        quantized = {cell.record.run_id: _folder(cell, folder) for cell in models}
+        baselines = {}
+        for cell in timed:  # of each framework, the last run
+            baselines[fp32_name(cell.record)] = _folder(cell, folder)
+        quantized = {}
+        for cell in models:
+            quantized[cell.record.run_id] = _folder(cell, folder)
         return _run(quantized, baselines)
     except Exception as error:  # the runs are complete without this timing
         log.warning("the best models could not be timed against each other: %s", one_line(error))

@@ -514,7 +514,9 @@ def measure(step: Step, record: RunRecord, seconds: float, level: float = SIGNIF
     metric = record.task.metric
 
     # Sum the time that the run itself took, here or in an earlier sweep
-    own_s = sum(record.metrics.get(f"system/{key}", 0.0) for key in _TIMES)
+    own_s = 0.0
+    for key in _TIMES:
+        own_s += record.metrics.get(f"system/{key}", 0.0)
     spent_s = own_s + record.metrics.get("system/prepare_s", 0.0)
     properties = record.params.get("properties", "").split(", ")
     cut_short = record.params.get("cut_short", "")

@@ -36,12 +36,13 @@ class _Content(BaseModel):
 
 def write_result(folder: Path, journal: Journal) -> None:
     """Write the file, with those tags that only the file has."""
+    tags = {key: value for key, value in journal.tags.items() if _is_filed(key)}
     kept = {
         "status": journal.tags.get("status", ""),
         "reason": journal.tags.get("reason", ""),
         "params": journal.params,
         "metrics": journal.metrics,
-        "tags": {key: value for key, value in journal.tags.items() if _is_filed(key)},
+        "tags": tags,
     }
     files.write_text(folder / FILE, json.dumps(kept, indent=2))
 

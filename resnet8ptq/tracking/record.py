@@ -295,7 +295,8 @@ class RunRecord(BaseModel):
 
     def changed(self, **logged: Any) -> Self:
         """Return the record with other values of attributes in `_READ`, without an assessment."""
-        return self.of(**{name: getattr(self, name) for name in _READ} | logged)
+        before = {name: getattr(self, name) for name in _READ}
+        return self.of(**before | logged)
 
     def as_failed(self, reason: str) -> Self:
         """Return the record with the status `failed`, such as for a run that lost its files."""
@@ -552,7 +553,10 @@ class RunRecord(BaseModel):
         if self.deploy_command is None and not self.doubt:
             raise ConfigError(f"run_id: run {self.run_id} has no file of this tool to deploy")
         target = Path(folder).expanduser().absolute()
-        asked = [f"{key.replace('__', '.')}={value}" for key, value in settings.items()]
+        asked = []
+        for key, value in settings.items():
+            dotted = key.replace("__", ".")
+            asked.append(f"{dotted}={value}")
         command_process.run("deploy", [*self.deploy_words, *asked, f"folder={target}"])
         return target
 

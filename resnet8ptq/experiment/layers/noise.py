@@ -97,7 +97,9 @@ def find_sources(
         if key in sources:
             source = _join([sources[key], source])
         sources[key] = source
-    weights = [NoiseSource((w.node,), (w,)) for w in qdq.rounded_weights(fp32, quantized)]
+    weights = []
+    for weight in qdq.rounded_weights(fp32, quantized):
+        weights.append(NoiseSource((weight.node,), (weight,)))
 
     # Leave out nodes already in float
     kept = []
@@ -165,7 +167,8 @@ def _measurer(
         runs = []
         for batch in batches:
             outputs = session.run(None, feed(batch, names))
-            runs.append([np.asarray(output, np.float64) for output in outputs])
+            doubles = [np.asarray(output, np.float64) for output in outputs]
+            runs.append(doubles)
         return runs
 
     # Run FP32 only once, as the reference of all measurements

@@ -112,8 +112,11 @@ def draw_sensitivity(result: SensitivityResult, title: str) -> Figure:
     # One panel for each measure
     positions = range(len(layers))
     for axes, (values, label, name) in zip(panels, columns, strict=True):
-        # An output that did not change has an infinite SQNR, which only its label shows.
-        lengths = [value if math.isfinite(value) else 0 for value in values]
+        # An infinite SQNR, such as of an output that did not change, is shown only by its label
+        lengths = []
+        for value in values:
+            length = value if math.isfinite(value) else 0
+            lengths.append(length)
         bars = axes.barh(positions, lengths, color="tab:blue", height=0.65)
         axes.bar_label(bars, fmt=label, padding=3, fontsize=9)
         axes.axvline(0, color="black", linewidth=0.8)
