@@ -1,6 +1,6 @@
 """Finds why a file that another program has quantized loses accuracy.
 
-The search for a cause uses training samples, never reported ones. It first tries the causes outside
+The search for a cause uses training samples, never test samples. It first tries the causes outside
 of the file's layers, see `find_cause`. A comparison of tensors would blame the first or the last
 layer for such a cause. If no such cause applies, a comparison of tensors finds the faulty layer.
 """

@@ -116,6 +116,8 @@ def _find_samples(settings: Settings) -> _SampleFacts | str:
         data = settings.data
     except PtqError as error:
         return f"data={config.data.name}: {error}"
+
+    # Take the facts from the test samples
     test = data.test
     labels = test.labels
     return _SampleFacts(

@@ -161,7 +161,10 @@ def _draw(result: PowerAnalysis) -> Figure:
     axes = figure.subplots()
     sizes = np.geomspace(max(result.total / 20, 20), 20 * result.total, 60).astype(int)
     for row in result.rows:
-        edges = [plan(row.changed, int(size), result.limit).passes for size in sizes]
+        edges = []
+        for size in sizes:
+            at_size = plan(row.changed, int(size), result.limit)
+            edges.append(at_size.passes)
         axes.plot(sizes, np.multiply(edges, metric.scale), label=f"{row.changed:.1%} changed")
 
     # Mark the limit and the size of this test

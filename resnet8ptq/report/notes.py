@@ -225,6 +225,8 @@ def _reasons(
             ("far from FP32: ", record.cause),
             ("measured on ", say_machine(metric, record)),
         ]
+
+        # Add what the table does not show
         if "float_operators" not in hidden:
             texts.append(("in float: ", record.float_operators))
         if "planned_bits" not in hidden:

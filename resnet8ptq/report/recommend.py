@@ -599,6 +599,8 @@ def other_choice(selected: ModelSelection) -> list[str]:
             "The best models are chosen on the reported samples; their results are probably too "
             "good."
         ]
+
+    # Name the samples that choose, and how the criterion decides
     ours = selected.best(selected.candidates)
     theirs = selected.best(selected.candidates, reported=True)
     samples = ours.record.chosen_by or "other samples"
@@ -687,9 +689,9 @@ def say_margin(selected: ModelSelection) -> str:
 def _balanced(selected: ModelSelection, best: Recommendation) -> Recommendation | None:
     """Choose the smallest of the best model and those proven to be as good, within the limit.
 
-    Among equally small models, the fastest is chosen. Returns None if each of them is beyond the
-    limit or fails. The test of being as good uses the reported samples and is corrected for all
-    models, so it also holds for the chosen model.
+    Among equally small models, the fastest is chosen. Returns None if `ModelSelection.within` has
+    none of them, or only such as fail. The test of being as good uses the reported samples and is
+    corrected for all models, so it also holds for the chosen model.
     """
     assert best.choice is not None  # only the fastest use may choose FP32
     within = by_run_id(_without_failed(selected.within))

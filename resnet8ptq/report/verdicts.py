@@ -8,7 +8,7 @@ verdict is void if FP32 itself is not shown to be better than chance, or is clea
 accuracy that the user expects. A loss against a broken network has no meaning.
 
 Unless the verdict is void, a model also fails if its metric is below the smallest accepted value,
-such as `report.min_accuracy`, or if one of its outputs no longer depends on the sample.
+such as `report.min_accuracy`. It also fails if one of its outputs no longer depends on the sample.
 """
 
 import math
@@ -115,9 +115,11 @@ def assess(family: Family, limits: ReportConfig) -> Family:
         settings = {}
         for key in keys:
             settings[printable(key)] = printable(record.params.get(key, ""))
-        verdict = None  # `assess_losses` gives measured runs a verdict
+        verdict = None
         if record.status == UNSUPPORTED:
             verdict = UNSUPPORTED
+
+        # `assess_losses` gives measured runs a verdict
         known = record.changed(
             label=cell.label,
             settings=settings,

@@ -370,7 +370,8 @@ def _show(show: Callable[[float], str], *values: float | None) -> list[str]:
     """Return the values as cells; empty for a value that was not measured."""
     cells = []
     for value in values:
-        cells.append("" if value is None else show(value))
+        cell = "" if value is None else show(value)
+        cells.append(cell)
     return cells
 
 

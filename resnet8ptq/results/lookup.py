@@ -227,8 +227,8 @@ def read_folder(folder: Path, tracking: TrackingConfig) -> Runs:
     """Return the run or the sweep of a folder.
 
     Raises:
-        ConfigError: the folder has no journal, is of a sweep without runs, or needs a store that
-            does not have it.
+        ConfigError: the folder has no journal, or is of a sweep without runs; or it may share runs
+            with another folder, and the store does not have it.
         TrackingError: a file of the folder is damaged, or the store cannot be read.
     """
     folder = folder.resolve()

@@ -258,7 +258,7 @@ def outlier_samples(outliers: Outliers, samples: Split, calib: CalibConfig) -> F
 def other_preprocessing(calibrating: Split, held_out: Split) -> list[Finding]:
     """Report calibration samples whose reach is far from that of the held-out samples.
 
-    See `Spread.reach`. Two reaches are far from each other if one is `OTHER_RANGE` times the other.
+    See `Spread.reach`. Reaches are far apart if one is at least `OTHER_RANGE` times the other.
     """
     drawn = _find_spread(calibrating)
     fed = _find_spread(held_out)

@@ -73,7 +73,7 @@ def sweeps(
 
 
 def steps(properties: Sequence[str], backend: str = "onnx") -> list[tuple[str, str]]:
-    """Return settings and reason of each step of `ship goal=fastest` for a network.
+    """Return settings and reasons of the steps of `ship goal=fastest` that apply to a network.
 
     Steps against the findings of a diagnosis are not listed, because only the search has the
     findings.
@@ -139,7 +139,8 @@ def describe_cpu(name: str, flags: Collection[str]) -> str:
         return f"{name}: no known CPU flags"
     widths = [kind for flag, kind in _WIDTHS.items() if flag in flags]
     features = widths or ["SSE2"]
-    features.append("no VNNI" if VNNI.isdisjoint(flags) else "VNNI")
+    has_vnni = not VNNI.isdisjoint(flags)
+    features.append("VNNI" if has_vnni else "no VNNI")
     if "amx_int8" in flags:
         features.append("AMX")
     return f"{name}: {', '.join(features)}"

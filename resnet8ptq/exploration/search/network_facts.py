@@ -35,7 +35,7 @@ class NetworkFacts:
 
 
 def read_network_facts(settings: Settings) -> NetworkFacts:
-    """Return the facts of the converted network, which the jobs find in the cache, and its data.
+    """Return facts of network and data; the jobs then find the converted network in the cache.
 
     Raises:
         PtqError: network or data cannot be read, or do not fit each other.

@@ -465,8 +465,8 @@ def _find_plainer(asked: Asked, own: Sequence[Tried], starts: Sequence[str]) -> 
 def _make_plainer(asked: Asked, failed: Tried) -> list[Step]:
     """Return the step with the node in float that an error names, or else with a plainer setting.
 
-    The list is empty if neither exists. In a failed trial, any setting may be at fault. In another
-    one, such as an unsupported one, the reason must name the setting.
+    The list is empty if neither exists. If the trial failed, any setting may be at fault.
+    Otherwise, such as for an unsupported trial, the reason must name the setting.
     """
     step = failed.step
     kept = dict(step.settings)
@@ -488,7 +488,7 @@ def _make_plainer(asked: Asked, failed: Tried) -> list[Step]:
 
 
 def _find_named(asked: Asked, failed: Tried) -> str:
-    """Return the first node that an error names and that can be left in float, or empty text."""
+    """Return the first node named by an error that can be left in float; empty without one."""
     if failed.status != "failed" or _EXCLUDE in asked.fixed or not failed.step.is_static:
         return ""
     named = set(re.findall(r"[^\s'\"(),;:]+", failed.reason))

@@ -168,7 +168,7 @@ def _match_order(pairs: Pairs, similarity: Matrix) -> None:
 
 
 def _align(scores: Matrix) -> list[tuple[int, int]]:
-    """Return the pairs with the largest sum of scores that are ascending on both sides."""
+    """Return the pairs, ascending on both sides, with the largest sum of scores."""
     rows, columns = scores.shape
 
     # Find the best sum up to each pair

@@ -610,6 +610,7 @@ class _Fp32:
         # The tensor stays in float if its producer, its layer and its readers do
         producer = self._links.producers.get(name)
         layer = self._layer_of(name)
+        layer_name = "" if layer is None else layer.name
         readers = self._links.readers(name)
         weighted = self._find_weighted(layer)
         nodes: dict[str, None] = {}  # an ordered set
@@ -620,7 +621,7 @@ class _Fp32:
             name=name,
             operator=self.operators.get(name, ""),
             inner=inner,
-            layer="" if layer is None else layer.name,
+            layer=layer_name,
             nodes=tuple(nodes),
             weight=self._weight_of(weighted, inner),
             biases=self._biases_of(weighted, inner),

@@ -40,7 +40,7 @@ class LayerExplanation:
 
 
 def find_least_db(dtype: str) -> float:
-    """Return the SQNR below which weights of a dtype are not just rounded.
+    """Return the least SQNR, in dB, of weights that are only rounded to a dtype.
 
     >>> find_least_db("int8"), find_least_db("int2")
     (15.0, 1.0)

@@ -63,12 +63,9 @@ class Finding:
 
     def to_entry(self) -> dict[str, object]:
         """Return the finding for programs, with its worst tensor only."""
-        return {
-            "name": self.name,
-            "tensor": self.tensors[0] if self.tensors else "",
-            "meaning": self.meaning,
-            "changes": [change.settings for change in self.changes],
-        }
+        worst = self.tensors[0] if self.tensors else ""
+        changes = [change.settings for change in self.changes]
+        return {"name": self.name, "tensor": worst, "meaning": self.meaning, "changes": changes}
 
 
 def find_inexact_kernels(compared: TensorComparison) -> list[Finding]:

@@ -97,8 +97,10 @@ class Box:
     def line(self) -> str:
         """The faults in the box, or else the operators, most frequent first; cut if it is long."""
         listed = []
-        for kind, count in Counter(node.op_type for node in self.nodes).most_common():
-            listed.append(f"{count} {kind}" if count > 1 else kind)
+        counts = Counter(node.op_type for node in self.nodes)
+        for kind, count in counts.most_common():
+            operator = f"{count} {kind}" if count > 1 else kind
+            listed.append(operator)
         text = ", ".join(self.faults or listed)
         if len(text) <= LINE:
             return text

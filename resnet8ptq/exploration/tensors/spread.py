@@ -63,7 +63,7 @@ class Noise:
     noise: float = 0.0
 
     def add(self, exact: Array, noisy: Array) -> None:
-        """Add values without and with noise.
+        """Add exact and noisy values.
 
         NaN or infinity in place of a number is infinite noise.
         """

@@ -100,11 +100,12 @@ def to_csv(compared: TensorComparison) -> str:
 def to_document(compared: TensorComparison, faults: Sequence[Finding]) -> dict[str, Any]:
     """Return the comparison as a JSON document; numbers that are not finite are null."""
     lost = compared.first_lost
+    lost_name = None if lost is None else lost.name
     return {
         "finding": compared.describe(),
         "findings": to_entries(faults),
         "costliest": compared.costliest.name,
-        "first_below_10_db": None if lost is None else lost.name,
+        "first_below_10_db": lost_name,
         "samples": compared.samples,
         "unmatched": compared.unmatched,
         "tensors": [_to_entry(tensor) for tensor in compared.tensors],

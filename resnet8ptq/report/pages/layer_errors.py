@@ -1,9 +1,9 @@
 """Shows the error by layer in heat maps and pictures, from the files of runs.
 
 Analyses have written the tables and pictures (`experiment.layers`, `exploration`). A run of another
-program's file that is far from FP32 has a picture too. A store is untrusted, so the report warns
-about a damaged file and leaves it out. A picture becomes an `img`, in which browsers neither run
-scripts nor load other files.
+program's file that is far from FP32 may have a picture too. A store is untrusted, so the report
+warns about a damaged file and leaves it out. A picture becomes an `img`, in which browsers neither
+run scripts nor load other files.
 """
 
 import base64

@@ -19,10 +19,10 @@ FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx512vnni", "avx_vnni", "amx_int8")
 
 
 def describe(family: Family) -> list[tuple[str, str]]:
-    """Return (subject, text) pairs on samples, machine and software of the measured runs.
+    """Return (subject, text) pairs on network, samples, task, machine and software of the runs.
 
-    A text names at most `NAMED` values of a varying setting. For tests, intervals and verdicts, see
-    `notes`.
+    Only measured runs count. A text names at most `NAMED` values of a varying setting. For tests,
+    intervals and verdicts, see `notes`.
     """
     runs = [record for record in family.records if record.samples is not None]
     if not runs:

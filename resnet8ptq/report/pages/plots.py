@@ -111,6 +111,8 @@ def activation_ranges(family: Family, backend: str) -> Figure | None:
             lw=2.5,
             label=plain(method),
         )
+
+    # Name the activations; most ranges are small, a few are large
     axes.set_yticks(range(len(names)), _short(names))
     axes.tick_params(axis="y", labelsize=7)
     axes.invert_yaxis()

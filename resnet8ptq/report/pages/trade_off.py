@@ -43,7 +43,7 @@ class Point:
         x: the size or the latency, in the unit of the axis.
         loss: the loss in the unit of the metric.
         low, high: ends of the 95% interval of the loss; equal if there is none.
-        kind: the outcome of the verdict, or `fp32`, which sets the shape of the mark.
+        kind: the outcome of the verdict, or `fp32`. The shape of the mark follows from it.
         row: the index of the model among the table's rows of runs; -1 for FP32.
     """
 
@@ -118,7 +118,10 @@ class Panel:
         costs = np.array([(point.x, point.loss) for point in self.points])
         front = [self.points[index] for index in find_front(costs)]
         front.sort(key=lambda point: point.x)
-        return " ".join(f"{self.x_axis.at(point.x)},{self.y(point.loss)}" for point in front)
+        corners = []
+        for point in front:
+            corners.append(f"{self.x_axis.at(point.x)},{self.y(point.loss)}")
+        return " ".join(corners)
 
     @property
     def marks(self) -> dict[str, str]:
