@@ -395,6 +395,22 @@ def _rms_norm(node: Node) -> torch.nn.Module:
     return norm
 
 
+def _instance_norm(node: Node) -> torch.nn.Module | None:
+    """Return an instance normalization of pictures that stays in float.
+
+    torch's 8-bit kernel returns noise, with channels last, for a batch of more samples than a
+    channel has pixels (torch 2.13); its first samples are right.
+    """
+    if len(node.sizes) != 4:
+        return None
+    epsilon = node("epsilon", 1e-5)
+    return Joint(
+        lambda values, scale, bias: functional.instance_norm(
+            values, weight=scale, bias=bias, eps=epsilon
+        )
+    )
+
+
 def _prelu(node: Node) -> torch.nn.Module | None:
     slopes = torch.tensor(node.constants[1])
     rank = len(node.sizes)
@@ -712,6 +728,7 @@ _OF_SEVERAL: dict[str, _Converter] = {
     "GatherElements": partial(_along, torch.gather),
     "GatherND": _gather_nd,
     "GridSample": _grid_sample,
+    "InstanceNormalization": _instance_norm,
     "ScatterElements": _scatter_elements,
     "ScatterND": _scatter_nd,
     **dict.fromkeys(torch_recurrent.KINDS, _recurrent),

@@ -134,6 +134,12 @@ SMALL = {
         {"v": (4, 2, 1, 1), "w": (4, 3, 2, 2)},
         *(FX, (1, 1), 0.03, "N, 3, 8, 8"),
     ),
+    "an instance normalization stays in float": Small(
+        "wide = Conv(x, v)  even = InstanceNormalization(wide, scale, shift)  y = Conv(even, w)",
+        TWO,
+        (*FLOWS, "executorch"),
+        constants="float[4] scale = {2, 0.5, 1, 3}, float[4] shift = {1, -2, 3, 0}",
+    ),
     **{  # torch gives them an observer of its own
         f"{operator} is calibrated": Small(
             f"wide = Conv(x, v)  changed = {operator} (wide, c)  y = Conv(changed, w)",
