@@ -388,6 +388,17 @@ def _shrink(node: Node) -> torch.nn.Module | None:
     return None
 
 
+def _gelu(node: Node) -> torch.nn.Module | None:
+    """Return a Gelu that is approximated by tanh; None for the exact one."""
+    is_approximate = node("approximate", b"none") == b"tanh"
+    return torch.nn.GELU("tanh") if is_approximate else None
+
+
+def _swish(node: Node) -> torch.nn.Module | None:
+    """Return a Swish; None unless its factor alpha is 1, as in torch."""
+    return torch.nn.SiLU() if node("alpha", 1.0) == 1 else None
+
+
 def _rms_norm(node: Node) -> torch.nn.Module:
     weights = torch.tensor(node.constants[1])
     norm = torch.nn.RMSNorm(weights.shape, node("epsilon", 1e-5))
@@ -621,7 +632,8 @@ def _resize(node: Node) -> torch.nn.Module | None:
     if 1 not in matrices:  # torch keeps the channels
         interpolations = _interpolations(node, key, targets[2:])
     for module in interpolations:
-        if all(_is_same(module, axis, matrix) for axis, matrix in matrices.items()):
+        same = [_is_same(module, axis, matrix) for axis, matrix in matrices.items()]
+        if all(same):
             return module
     if not all(node.sizes[axis] for axis in matrices):  # a matrix needs the size of its axis
         return None
@@ -740,7 +752,7 @@ _CONVERTERS: dict[str, _Converter] = {
     "ConvTranspose": _conv_transpose,
     "CumSum": _cum_sum,
     "DepthToSpace": _depth_to_space,
-    "Gelu": lambda node: torch.nn.GELU("tanh") if node("approximate", b"none") == b"tanh" else None,
+    "Gelu": _gelu,
     "GlobalLpPool": lambda node: InFloat(
         torch.linalg.vector_norm, ord=node("p", 2), dim=_spatial(node), keepdim=True
     ),
@@ -760,7 +772,7 @@ _CONVERTERS: dict[str, _Converter] = {
     "Resize": _resize,
     "Shrink": _shrink,
     "SpaceToDepth": _space_to_depth,
-    "Swish": lambda node: torch.nn.SiLU() if node("alpha", 1.0) == 1 else None,
+    "Swish": _swish,
     "ThresholdedRelu": lambda node: torch.nn.Threshold(node("alpha", 1.0), 0.0),
     "TopK": _top_k,
     "Trilu": _triangle,

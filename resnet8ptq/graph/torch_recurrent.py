@@ -161,5 +161,6 @@ def weights_by_direction(node: onnx.NodeProto, constants: Constants) -> list[tor
     for index in range(directions):
         for part in parts:
             gates = np.split(part[index], len(order))
-            weights.append(torch.from_numpy(np.concatenate([gates[gate] for gate in order])))
+            ordered = np.concatenate([gates[gate] for gate in order])
+            weights.append(torch.from_numpy(ordered))
     return weights

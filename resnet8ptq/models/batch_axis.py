@@ -135,7 +135,8 @@ def fix_sizes(
     if batch is None:
         _free_reshapes(graph, read_contract(graph).batch, static)
     sizes: Sequence[int] = SIZES if batch is None else (batch,)
-    inputs = [feed(zeros(sample, size), input_names(graph)) for size in sizes]
+    names_of_inputs = input_names(graph)
+    inputs = [feed(zeros(sample, size), names_of_inputs) for size in sizes]
 
     # Declare the shapes of the inputs
     rows = _name_batch(batch)

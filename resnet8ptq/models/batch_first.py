@@ -29,8 +29,8 @@ def find_inputs(graph: onnx.GraphProto) -> dict[str, int]:
     """Return the batch axis of each input whose first axis has another meaning and a fixed size.
 
     The batch size is the first named size among the inputs' first axes, or 1 if none is named. The
-    batch axis of an input is its only axis of this size. If an input lacks the named size, it is
-    its only axis of size 1, because exporters fix the batch size of an initial state.
+    batch axis of an input is its only axis of this size. If an input lacks the named size, its only
+    axis of size 1 is the batch axis, because exporters fix the batch size of an initial state.
     """
     shapes = {}
     firsts = []  # the size, or the name of a free size, of each input's first axis
@@ -116,8 +116,10 @@ def move_outputs(network: Network, samples: SampleArray) -> Network:
     proto = rewrite(copy.deepcopy(network.proto), passes)
 
     def predict(batch: SampleArray) -> Outputs:
-        outputs = network.predict(batch)
-        return [np.moveaxis(v, axis, 0) for v, axis in zip(outputs, axes, strict=True)]
+        outputs = []
+        for values, axis in zip(network.predict(batch), axes, strict=True):
+            outputs.append(np.moveaxis(values, axis, 0))
+        return outputs
 
     in_front = in_full_batches(predict, read_contract(network.proto.graph).batch)
     return replace(network, proto=proto, predict=in_front, moved=network.moved | moved)

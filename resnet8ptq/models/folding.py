@@ -204,7 +204,8 @@ def _find_changed(
         constants: the names of the graph's constants.
     """
     others = [name for name in node.input if name not in layers]
-    if len(others) != len(node.input) - 1 or not all(name in constants for name in others):
+    are_constant = all(name in constants for name in others)
+    if len(others) != len(node.input) - 1 or not are_constant:
         return None
     if node.op_type in ("Mul", "Add"):
         [changed] = [name for name in node.input if name in layers]

@@ -117,7 +117,7 @@ def load_network(
 ) -> Fp32Model:
     """Locate, check and convert the network; conversions are cached by content.
 
-    Samples decide the sizes of the graph. `summary.summarize` needs no samples.
+    Samples decide the sizes of the graph. `summary.summarize` reads a network without them.
 
     Args:
         torch: whether to compare torch with ONNX Runtime.

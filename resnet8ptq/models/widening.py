@@ -95,7 +95,7 @@ def to_float32(proto: onnx.ModelProto, dtype: int) -> onnx.ModelProto:
 
 
 def _drop_casts(model: ir.Model, floats: Collection[str]) -> None:
-    """Remove the Casts from float32 to float32, except in inner graphs and from input to output.
+    """Remove the Casts from float32 to float32, except in inner graphs and between fixed names.
 
     Args:
         floats: the names of the float32 tensors.
@@ -105,7 +105,7 @@ def _drop_casts(model: ir.Model, floats: Collection[str]) -> None:
         [output] = node.outputs
         if node.attributes.get_int("to", 0) != TensorProto.FLOAT or value.name not in floats:
             continue
-        # If both names must stay, keep the Cast between them
+        # The names of inputs, constants and outputs must stay, so a Cast between two of them stays
         keeps_name = value.producer() is None or value.is_graph_output()
         if not output.is_graph_output() or not keeps_name:
             replace_node(node, value)

@@ -235,7 +235,7 @@ def keeps_tail(graph: onnx.GraphProto, float_tail: bool | None) -> bool:
     """Return whether the nodes after the last layers stay in float.
 
     Args:
-        float_tail: the answer, if it is set. With None, they stay in float if one of them is a
+        float_tail: the answer, unless it is None. With None, they stay in float if one of them is a
             Concat that joins values of different operators, such as coordinates in pixels and the
             scores of a Sigmoid. Such values share no useful 8-bit scale.
     """

@@ -86,7 +86,9 @@ def _input_specs(model: Any, source: Path, sample: Sample) -> list[Any]:
     """
     import tensorflow as tf
 
-    inputs = [Tensor(t.name, tuple(t.shape[1:]), t.dtype) for t in model.inputs]
+    inputs = []
+    for declared in model.inputs:
+        inputs.append(Tensor(declared.name, tuple(declared.shape[1:]), declared.dtype))
     check_inputs(inputs, source, sample)
     specs = []
     for index, tensor in enumerate(inputs):
