@@ -274,6 +274,13 @@ def test_text_among_numbers_is_named(tmp_path):
         read(path, inputs=["a", "b"])
 
 
+def test_the_column_that_is_nearest_to_a_misspelt_name_comes_first(tmp_path):
+    sensors = {f"sensor_{number}": [1, 2] for number in range(65)}
+    path = write(tmp_path / "a.csv", **sensors, defect=[0, 1])
+    with pytest.raises(ConfigError, match=r"expected one of defect, sensor_0.*66 in all"):
+        read(path, labels="defekt")
+
+
 def test_columns_that_are_not_there(tmp_path):
     path = write(tmp_path / "a.csv", a=[1, 2], kind=[0, 1], day=[datetime.date(2020, 1, 1)] * 2)
     with pytest.raises(ConfigError, match=r"data\.labels: got null, .* the columns day, a, kind;"):

@@ -26,7 +26,7 @@ from resnet8ptq.config.schema import ArraysConfig, DataConfig, PreprocessConfig
 from resnet8ptq.core import cache, code, files
 from resnet8ptq.core.errors import ConfigError, DataError, PtqError
 from resnet8ptq.core.records import pack
-from resnet8ptq.core.text import one_line, printable
+from resnet8ptq.core.text import nearest, one_line, printable
 from resnet8ptq.data.dataset import SIDES, Dataset, Split
 from resnet8ptq.data.lazy import AT_ONCE, in_parts
 from resnet8ptq.data.sources import SOURCES
@@ -665,9 +665,20 @@ def _list_arrays(inputs: Any) -> list[str]:
     return list(inputs.values()) if isinstance(inputs, dict) else [str(inputs)]
 
 
-def list_names(names: Iterable[str], separator: str = ", ") -> str:
-    """Return names for a message: at most 20, cut at 300 characters; of more, also their number."""
+def list_names(names: Iterable[str], separator: str = ", ", mistyped: str = "") -> str:
+    """Return names for a message: at most 20, cut at 300 characters; of more, also their number.
+
+    >>> list_names(["id", "text", "label"], mistyped="labels")
+    'label, id, text'
+
+    Args:
+        mistyped: the name that the user gave; the name nearest to it comes first.
+    """
     listed = list(names)
+    near = nearest(mistyped, listed)
+    if near is not None:
+        listed.remove(near)
+        listed.insert(0, near)
     shown = printable(separator.join(listed[:20]))[:300]
     if len(listed) > 20:
         shown += f"{separator}... ({len(listed)} in all)"
@@ -721,7 +732,7 @@ def _find_array(
 def _check_name(key: str, name: str, root: Path, arrays: Arrays) -> None:
     """Raise `ConfigError` if `name` is neither an array nor a file."""
     if name not in arrays and not Path(name).expanduser().is_file():
-        held = list_names(arrays) or "nothing"
+        held = list_names(arrays, mistyped=name) or "nothing"
         raise ConfigError(f"{key}: got {name}, expected a file, or one of {held} in {root}")
 
 

@@ -77,7 +77,7 @@ class DataTable:
             count = "several columns" if positions else "no column"
             raise ConfigError(
                 f"{key}: got {name}, and {self.source} has {count} of that name; expected one of "
-                f"{list_names(self.names)}"
+                f"{list_names(self.names, mistyped=name)}"
             )
 
         # Unwrap the types that stand for plain ones
