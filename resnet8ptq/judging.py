@@ -122,7 +122,7 @@ def main(words: Sequence[str]) -> int:
         return 0 if words else 2
     asked = Arguments.parse(words)
     for file in asked.judged:
-        reading.find_suffix(Path(file))
+        reading.find_suffix(Path(file), key="judge")
 
     # If a program reads the verdicts, standard output must hold nothing else
     progress = sys.stdout

@@ -15,8 +15,9 @@ from functools import cached_property, partial
 
 from resnet8ptq.config.schema import ReportConfig
 from resnet8ptq.core import invocation
+from resnet8ptq.core.descriptor import find_backends
 from resnet8ptq.core.errors import ConfigError
-from resnet8ptq.core.text import or_nearest, printable
+from resnet8ptq.core.text import no_such_name, or_nearest, printable
 from resnet8ptq.evaluation.paired_latency import Blocks, PairedLatency, Ratio, ratio, typical
 from resnet8ptq.evaluation.worth import MOST_BYTES, saves
 from resnet8ptq.report import rule, timing, verdicts
@@ -38,6 +39,7 @@ ALL_TIMED = 8  # up to this number of models, all are timed against each other
 RECOMMENDED = "recommended"
 BEST = "best"
 BALANCED = "balanced"
+USES = (RECOMMENDED, BEST, BALANCED, "smallest", "fastest", "fastest_batch")
 SINGLE = "fastest, one sample at a time"
 
 
@@ -528,6 +530,7 @@ def find_use(
             "try run_id="
         )
     if not uses:
+        check_use(use)
         raise ConfigError(f"use: sweep {sweep_id} recommends no run: {nothing}")
     if not chosen:
         raise ConfigError(
@@ -541,6 +544,13 @@ def find_use(
             f"network itself, and no quantized run; try {' | '.join(uses)}"
         )
     return run, chosen[0].because
+
+
+def check_use(use: str) -> None:
+    """Raise `ConfigError` if no sweep could have a recommendation for a use."""
+    known = [*USES, *(f"best_{name}" for name in find_backends())]
+    if use not in known:
+        raise ConfigError(no_such_name("use", use, known))
 
 
 def find_recommendation(use: str, recommended: Sequence[Recommendation]) -> Recommendation | None:

@@ -22,9 +22,9 @@ from pathlib import Path
 from resnet8ptq.core import command
 from resnet8ptq.core.console import waiting
 from resnet8ptq.core.errors import ConfigError, TrackingError
-from resnet8ptq.core.text import no_such_name
+from resnet8ptq.core.text import no_such_name, printable
 from resnet8ptq.report.logged_limits import LIMITS
-from resnet8ptq.report.recommend import RECOMMENDED, find_use
+from resnet8ptq.report.recommend import RECOMMENDED, check_use, find_use
 from resnet8ptq.report.table import VOID
 from resnet8ptq.report.verdicts import FAIL, PASS, UNDECIDED, UNSUPPORTED
 from resnet8ptq.results import lookup
@@ -135,6 +135,7 @@ def assess_sweep(sweep: SweepSummary, use: str = RECOMMENDED) -> Answer:
         return Answer(run.verdict or UNDECIDED, run, sweep, use=use, because=because)
 
     # Without a model for a known use, give the verdict on all models of the sweep
+    check_use(use)
     because = sweep.why_none or "No model is within the limit on the selection samples."
     return Answer(_overall(sweep), run=None, sweep=sweep, use=use, because=because)
 
@@ -148,17 +149,17 @@ def _overall(sweep: SweepSummary) -> str:
     Raises:
         TrackingError: see `assess_sweep`.
     """
-    # Collect the verdicts of measured runs, and count the runs without a result
+    # Collect the verdicts of measured runs, and the runs without a result
     outcomes = set()
     deployable = set()
-    failed = 0
+    failed = []
     for run in sweep.runs:
         if run.loss_verdict is not None:
             outcomes.add(run.verdict)
             if run.execution != "simulated":
                 deployable.add(run.verdict)
         if run.status not in ("ok", UNSUPPORTED):
-            failed += 1
+            failed.append(f"{run.label or run.name}: {run.why_none or run.status}")
 
     # Verdicts on deployable runs count; simulated runs only count without them
     if deployable & {PASS, UNDECIDED}:  # none is within the limit on the selection samples
@@ -167,5 +168,9 @@ def _overall(sweep: SweepSummary) -> str:
     if counted and counted <= {FAIL, VOID}:
         return FAIL if FAIL in counted else VOID
     if failed and not outcomes:
-        raise TrackingError(f"sweep {sweep.run_id}: no run was measured, and {failed} did not end")
+        first = printable(failed[0])
+        more = f"; and {len(failed) - 1} more" if len(failed) > 1 else ""
+        raise TrackingError(
+            f"sweep {sweep.run_id}: no run was measured; without a result: {first}{more}"
+        )
     return UNSUPPORTED

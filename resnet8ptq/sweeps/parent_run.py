@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 def begin(tracking: TrackingConfig, folder: Path, tags: Mapping[str, str]) -> "tuple[Store, str]":
     """Open the store and create the sweep's run; return the store and the run's id.
 
-    The function warns if the last sweep with these settings was killed.
+    The function warns if the last sweep with these settings was interrupted or killed.
     """
     from resnet8ptq.sweeps import resume
     from resnet8ptq.tracking.mlflow_store.store import in_one_line, open_store
@@ -37,7 +37,7 @@ def begin(tracking: TrackingConfig, folder: Path, tags: Mapping[str, str]) -> "t
         killed = resume.find_killed(store, tags["sweep_key"])
         if killed is not None:
             log.warning(
-                "the last sweep with these settings was killed: %s; the same command with "
+                "the last sweep with these settings was interrupted: %s; the same command with "
                 "sweep.resume=true keeps its finished runs",
                 killed.folder,
             )

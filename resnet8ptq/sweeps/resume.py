@@ -38,12 +38,15 @@ def find_sweep(store: Store, key: str, own: Path | None = None) -> RunRecord | N
 
 
 def find_killed(store: Store, key: str) -> RunRecord | None:
-    """Return the newest sweep with this key if its process was killed; None otherwise.
+    """Return the newest sweep with this key if it was interrupted or killed; None otherwise.
 
-    The result is None also for a sweep whose lock this process cannot take: in a store for several
-    machines, the sweep may be running on another one.
+    A killed sweep stays open until `resnet8ptq sync` closes it as killed. The result is None also
+    for an open sweep whose lock this process cannot take: in a store for several machines, the
+    sweep may be running on another one.
     """
     sweep = history.find_parent(store, f"tags.sweep_key = '{key}'")
+    if sweep is not None and sweep.status == "killed":
+        return sweep
     if sweep is None or sweep.ended:
         return None
     folder = Path(sweep.folder)

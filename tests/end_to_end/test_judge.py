@@ -76,7 +76,7 @@ def test_missing_words_are_named(words, says):
 
 @pytest.mark.parametrize("name", ["theirs.h5", "theirs.pt"])
 def test_a_file_that_cannot_be_scored_is_wrong_input_before_any_job(name):
-    with pytest.raises(ConfigError, match=rf"^backend\.path: got {name}"):
+    with pytest.raises(ConfigError, match=rf"^judge: got {name}"):
         main(["fp32.onnx", "other.onnx", name])
 
 

@@ -19,6 +19,7 @@ from resnet8ptq.config.schema import ReportConfig
 from resnet8ptq.core.errors import ConfigError, TrackingError
 from resnet8ptq.report import equal_files
 from resnet8ptq.report.families import Family, make_family
+from resnet8ptq.report.recommend import find_use
 from resnet8ptq.report.selection import select
 from resnet8ptq.results import continuous_integration, document, summaries, to_frame
 from resnet8ptq.results.continuous_integration import assess_run, assess_sweep
@@ -183,6 +184,16 @@ def test_below_the_least_accuracy_is_a_fail():
     assert read(assess_sweep(summary))["verdict"] == "fail"
 
 
+def test_a_misspelt_use_is_named_although_nothing_is_recommended():
+    summary = summarize(sweep(("a", LOSES, {})))
+    assert not summary.choices
+    with pytest.raises(ConfigError, match=r"use: got 'smalest', .*nearest: smallest"):
+        assess_sweep(summary, "smalest")
+    with pytest.raises(ConfigError, match=r"use: got 'smalest', .*nearest: smallest"):
+        find_use("smalest", summary.choices, "5eed")
+    assert assess_sweep(summary, "best_onnx").verdict == "fail"
+
+
 def test_an_unsupported_run_and_one_that_failed():
     cells = [unmeasured("a", "unsupported", "no such kernels"), unmeasured("b", "failed", "boom")]
     summary = summarize(make_family(cells))
@@ -198,7 +209,7 @@ def test_an_unsupported_run_and_one_that_failed():
     assert "no such kernels" in document.to_markdown(assess_run(summary.run("a")))
     with pytest.raises(TrackingError, match=r"run b is failed and has no verdict \(boom\)"):
         assess_run(summary.run("b"))
-    with pytest.raises(TrackingError, match="no run was measured, and 1 did not end"):
+    with pytest.raises(TrackingError, match=r"no run was measured; .*: boom"):
         assess_sweep(summary)
     alone = read(assess_sweep(summarize(make_family(cells[:1]))))
     assert alone["verdict"] == "unsupported"

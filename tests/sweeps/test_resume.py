@@ -304,6 +304,11 @@ def test_the_newest_sweep_with_a_key_is_killed_if_it_neither_ended_nor_runs(stor
     killed = resume.find_killed(store, "of a killed sweep")
     assert killed is not None and killed.run_id == sweep.parent_id
 
+    sync.sync(store, tmp_path)  # closes it as killed
+    assert history.load_run(store, sweep.parent_id).ended
+    killed = resume.find_killed(store, "of a killed sweep")
+    assert killed is not None and killed.run_id == sweep.parent_id
+
     end_parent(store, sweep.parent_id, "ok", sweep.folder)
     assert resume.find_killed(store, "of a killed sweep") is None
 

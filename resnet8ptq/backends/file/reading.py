@@ -70,8 +70,11 @@ def find_path(options: BackendConfig) -> Path:
     return Path(options.path).expanduser()
 
 
-def find_suffix(path: Path) -> str:
+def find_suffix(path: Path, key: str = "backend.path") -> str:
     """Return the suffix of a file that can be scored, in lower case.
+
+    Args:
+        key: the setting or the command that names the file, for the error.
 
     Raises:
         ConfigError: the suffix is unknown, or that of a format that holds code.
@@ -80,15 +83,13 @@ def find_suffix(path: Path) -> str:
     takes = f"expected {' | '.join(find_readers())}"
     if suffix in _CODE:
         raise ConfigError(
-            f"backend.path: got {path}: TorchScript and pickles are code, which no check makes "
+            f"{key}: got {path}: TorchScript and pickles are code, which no check makes "
             f"safe; {takes}; torch.export.save writes .pt2"
         )
     if suffix not in find_readers():
         if not path.exists():
-            raise ConfigError(
-                f"backend.path: got {path} (not there), {takes}{files.name_nearest(path)}"
-            )
-        raise ConfigError(f"backend.path: got {path}, {takes}")
+            raise ConfigError(f"{key}: got {path} (not there), {takes}{files.name_nearest(path)}")
+        raise ConfigError(f"{key}: got {path}, {takes}")
     return suffix
 
 
