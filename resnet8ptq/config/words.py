@@ -103,7 +103,7 @@ def _complete_analysis(word: str) -> str:
 
 
 def values(override: Override) -> list[Any]:
-    """Return the values of a setting over all jobs; empty for a range of numbers or a glob."""
+    """Return the values of a setting over all jobs; empty for an interval of numbers or a glob."""
     if not override.is_sweep_override():
         return [override.value()]
     if override.value_type in (ValueType.INTERVAL_SWEEP, ValueType.GLOB_CHOICE_SWEEP):

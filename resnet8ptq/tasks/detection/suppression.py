@@ -1,4 +1,4 @@
-"""Non-maximum suppression: of overlapping boxes of a class, only the highest score stays."""
+"""Non-maximum suppression: drops boxes that overlap a box of their class with a higher score."""
 
 from functools import cache
 
