@@ -170,7 +170,7 @@ class DataConfig:
 
 @dataclass
 class SplitConfig(DataConfig):
-    """The base class of sources whose samples may lack a split, with the settings of that split."""
+    """The data set, with settings for samples that come without a split; a base class of sources."""
 
     split_seed: int = limited(0, limits.SEED)
     test_fraction: float = limited(0.5, limits.PART)

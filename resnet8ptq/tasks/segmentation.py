@@ -98,7 +98,7 @@ def _resize(old: int, new: int) -> NDArray[np.float32]:
 
 @dataclass(frozen=True)
 class SegmentationScores(ClasswiseScores):
-    """The classes of pixels by one model, and the true masks.
+    """The classes of pixels that one model predicts, and the true masks.
 
     Attributes:
         outputs: predicted classes [n, height, width], see `MaskDecoder`.

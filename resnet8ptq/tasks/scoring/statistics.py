@@ -701,11 +701,11 @@ def above_chance(labels: NDArray[np.int64], predictions: NDArray[np.int64], clas
     Chance is the number of hits of the same predictions in random order, as in Cohen's kappa ("A
     coefficient of agreement for nominal scales", 1960). For a network that predicts all classes
     equally often, chance is a share of 1 / classes. The test uses the normal distribution with the
-    mean and variance over all orders, corrected for continuity. If all predictions are equal, the
-    p-value is 1.
+    mean and variance over all orders, corrected for continuity. If all predictions are equal, but
+    not all labels, the p-value is 1.
 
     If all labels are equal, the order has no effect. Chance is then guessing among equally likely
-    classes, and the test is binomial, for any predictions.
+    classes, and the test is binomial.
     """
     total = len(labels)
     hits = int((labels == predictions).sum())
