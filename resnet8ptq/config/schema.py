@@ -170,7 +170,7 @@ class DataConfig:
 
 @dataclass
 class SplitConfig(DataConfig):
-    """The data set, with settings for samples that come without a split; a base class of sources."""
+    """The data set, with settings to split samples that lack a split; a base class of sources."""
 
     split_seed: int = limited(0, limits.SEED)
     test_fraction: float = limited(0.5, limits.PART)

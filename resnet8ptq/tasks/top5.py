@@ -31,7 +31,7 @@ class Top5Scores(OutputScores):
 
     @cached_property
     def per_sample(self) -> Hits:
-        """The label if it is among the top 5, else the top class; tied classes rank in order."""
+        """The label if it is among the top 5, else the top class; of ties, the first counts."""
         best = np.argsort(-self.rows, axis=1, kind="stable")[:, :TOP]
         right = (best == self.labels[:, np.newaxis]).any(axis=1)
         return Hits(np.where(right, self.labels, best[:, 0]), self.labels)

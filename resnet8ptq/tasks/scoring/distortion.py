@@ -86,9 +86,9 @@ def to_db(ratio: float) -> float | None:
 def find_units(signal: Array) -> list[tuple[slice, ...]]:
     """Return indices that cut an output [n, ...] into its parts of different units.
 
-    Detectors join coordinates in pixels with scores from 0 to 1, along the first or the last axis
-    of a sample. In an SQNR over both, the noise of the scores vanishes: YOLO with all scores at 0
-    had 30 dB.
+    Many detectors join coordinates in pixels with scores from 0 to 1, along the first or the last
+    axis of a sample. In an SQNR over both, the noise of the scores vanishes: YOLO with all scores
+    at 0 had 30 dB.
 
     The size of an index of the axis is the root mean square over samples and positions. A cut lies
     where all sizes on one side are at least `UNITS` times those on the other side, which are not
