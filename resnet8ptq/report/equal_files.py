@@ -48,10 +48,10 @@ def distinct(records: Sequence[RunRecord]) -> list[RunRecord]:
 def models_of(records: Sequence[RunRecord]) -> list[tuple[str | None, ...]]:
     """Return a key of each run's model, which is equal for equal files on the same kernels.
 
-    Files are equal if their hashes are. Because names in a file change its hash, files of the same
-    size and dtypes also count as equal if all their outputs on the scored samples are equal bit for
-    bit. A dynamically quantized file takes its ranges from the batch, so the key contains the batch
-    size.
+    Files are equal if their hashes are. Names in a file may change its hash. Files of the same size
+    and dtypes therefore also count as equal if all their outputs on the scored samples are equal
+    bit for bit. A dynamically quantized file takes its ranges from the batch, so the key contains
+    the batch size.
     """
     first: dict[tuple[object, ...], tuple[str | None, ...]] = {}
     models: list[tuple[str | None, ...]] = []

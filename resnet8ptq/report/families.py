@@ -1,7 +1,7 @@
 """Families of runs that were scored in the same way on the same samples.
 
-Only runs of one family are ranked, tested and drawn together. Tests of one kind are corrected
-together (Holm, 1979): differences by class in `make_family`, other differences from FP32 in
+Only runs of one family are ranked and tested together. Tests of one kind are corrected together
+(Holm, 1979): differences by class in `make_family`, other differences from FP32 in
 `equal_files.adjusted_p`, losses in `verdicts`. `loading` reads the families of a sweep.
 """
 
@@ -263,9 +263,9 @@ def _find_worse(
 def group_by_samples(records: Sequence[RunRecord]) -> list[list[RunRecord]]:
     """Return the runs in families, each scored in the same way on the same samples.
 
-    Families of selection samples come last, because they recommend nothing. A run without samples
-    joins a family with the same settings for samples, or else the first family. Without runs, the
-    result is one empty family.
+    Families with steps of a search come last, because most of them recommend nothing. A run without
+    samples joins a family with the same settings for samples, or else the first family. Without
+    runs, the result is one empty family.
     """
     by_settings: dict[tuple[str | None, ...], tuple[str | None, ...]] = {}
     for record in records:

@@ -120,7 +120,7 @@ def collect(family: Family) -> list[str]:
 
 
 def collect_warnings(family: Family) -> list[str]:
-    """Return the notes on single runs and on verdicts that the short table needs.
+    """Return the notes that the short table needs: on runs, on verdicts, and on missing latencies.
 
     docs/settings.md explains the columns, docs/decisions.md the verdicts, and the report both.
     """

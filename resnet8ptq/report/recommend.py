@@ -53,8 +53,8 @@ class Recommendation:
         because: the reason in words.
         choice: the model, with its verdict on the reported samples, see `_assess`; None for FP32,
             which only the uses for speed choose.
-        equals: the alternatives.
-        equals_mean: the property that the alternatives share with the model.
+        equals: the alternatives to the model.
+        equals_mean: the property that makes them alternatives, such as `size within 5%`.
         unknown: models that may be as good as the model; the samples do not decide.
         use: recommended, best, balanced, smallest, fastest, fastest_batch, or best_NAME for a
             backend.
@@ -346,7 +346,7 @@ class ModelSelection:
         """Return the models near the best one, `first`, with about the least criterion.
 
         A near model is at most `NEAR` standard errors worse than the best one. The least criterion
-        is that of the best model and the near ones.
+        is taken over the best model and the near ones.
         """
         metric = self.family.metric
         near = [first]
@@ -374,8 +374,8 @@ def finalists(selected: ModelSelection) -> list[Cell]:
     """Return the models to time against each other and FP32.
 
     The list is empty if no model of `within` or `others` has a latency, because only these can be
-    recommended as the fastest or in the headline. With at most `ALL_TIMED` candidates, all of them
-    are timed, to fill the table's column.
+    recommended as the fastest or in the headline. If at most `ALL_TIMED` candidates have a latency,
+    all of these are timed, to fill the table's column.
     """
     timed = _timed([*selected.within, *selected.others])
     if not timed:
@@ -435,8 +435,8 @@ def why_none(selected: ModelSelection) -> list[str]:
 def say_remedy(measured: Sequence[Cell]) -> str:
     """Return sentences with settings that may reduce the loss.
 
-    The text is empty if any model has another verdict on its loss than fail or void, or if all
-    files come from other programs.
+    The text is empty if the loss of any model passes or is undecided, or if all files come from
+    other programs.
     """
     losses = set()
     has_settings = False
@@ -460,9 +460,9 @@ def say_remedy(measured: Sequence[Cell]) -> str:
 def recommend(selected: ModelSelection) -> list[Recommendation]:
     """Return a recommendation for each use that has one; empty without candidates.
 
-    The list is also empty for steps of a search without a reported run, because the best models of
-    a search also run on the reported samples. The uses balanced, smallest and fastest choose among
-    the models of `ModelSelection.within`, and are left out without them.
+    The list is also empty for steps of a search without a reported run, because only the reported
+    samples recommend a model. The uses balanced, smallest and fastest choose among the models of
+    `ModelSelection.within`, and are left out without them.
     """
     candidates = selected.candidates
     if not candidates or selected.on_selection:

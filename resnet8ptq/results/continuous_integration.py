@@ -143,8 +143,7 @@ def assess_sweep(sweep: SweepSummary, use: str = RECOMMENDED) -> Answer:
 def _overall(sweep: SweepSummary) -> str:
     """Return the verdict on all models of a sweep, as it recommends none of them.
 
-    Simulated runs cannot be deployed. They only count if no other run was measured, and never as a
-    pass.
+    Simulated runs only count if no other run was measured, and never as a pass.
 
     Raises:
         TrackingError: see `assess_sweep`.

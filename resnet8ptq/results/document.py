@@ -110,7 +110,7 @@ class FileSizes(_Part):
 
 
 class Latency(_Part):
-    """Latencies in milliseconds."""
+    """Latencies in milliseconds, the speedup, and the CPU."""
 
     ms: float | None = _of("latency_ms")
     fp32_ms: float | None = _of("fp32_latency_ms")

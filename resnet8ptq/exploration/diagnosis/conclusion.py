@@ -17,7 +17,7 @@ MORE_DB = 3.0  # twice the noise power
 
 @dataclass(frozen=True)
 class Halves:
-    """The outcome of rounding only the weights, and of rounding only the activations."""
+    """The outcomes of rounding only the weights, and of rounding only the activations."""
 
     weights: Outcome
     activations: Outcome

@@ -39,8 +39,8 @@ class Asked:
     """The request to the search: goal, limit, and what is known beforehand.
 
     Attributes:
-        goal: `fastest` takes the first models that pass, and ranks them by latency; `smallest`
-            ranks by bytes, and tries fewer than 8 bits; `best` looks for the least loss.
+        goal: `fastest` takes the first models that pass, and ranks them by latency. `smallest`
+            ranks by bytes, and tries fewer than 8 bits. `best` looks for the least loss.
         backends: the values of `backend=`.
         limit: the largest loss that passes, in the unit of the loss.
         fixed: the user's settings by key, see `find_fixed`; no step changes them.
@@ -650,8 +650,8 @@ def _narrow(asked: Asked, own: Sequence[Tried]) -> list[Step]:
     """Return the step with the next budget of bytes; empty if there is none.
 
     `precision.plan=auto` finds the bits of each layer for the budget, and rounding is learned.
-    There is no such step if the user sets a plan or a budget, if the backend stores no weights
-    below 8 bits, or without a passing model of 8 bits.
+    There is no such step if the user sets a plan or a budget. It also needs a backend that stores
+    weights below 8 bits, and a passing model of 8 bits.
     """
     if {"precision.plan", "precision.max_bytes"} & {*asked.fixed}:
         return []

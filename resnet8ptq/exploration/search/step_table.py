@@ -46,9 +46,9 @@ class StepKind:
         name: the kind of step; rows of one name are tried together.
         rank: position in the order. Steps of rank 0 to 9 are tried before the search may end,
             because the best of them is not known beforehand.
-        settings: the settings in one line. `{max_drop}` stands for half of the limit, `{exact}` for
-            a dtype whose products this CPU sums exactly, `{start}` for the settings of the plain
-            run, and `{slim}` for `slim=true` if the plain run has it.
+        settings: the settings in one line. `{max_drop}` stands for half of the limit, and `{exact}`
+            for a dtype whose products this CPU sums exactly. `{start}` stands for the settings of
+            the plain run, and `{slim}` for `slim=true` if the plain run has it.
         why: the reason to try the step, in one line; `{finding}` stands for a finding of the
             diagnosis.
         cost: expected time, relative to the plain run.
@@ -61,8 +61,7 @@ class StepKind:
             model closest to FP32.
         only_8_bits: whether the step does not apply with 16-bit activations.
         free: whether the step changes neither the bytes nor the speed of a model.
-        part: the fraction of its expected time that must be left for the step to begin; below 1
-            only for steps that stop at the deadline with the best result so far.
+        part: see `searching.Step.part`.
         drops_corrections: whether the step switches off the corrections of the model that it
             changes.
         needs_classes: whether the task must be classification.
@@ -359,7 +358,7 @@ def find_rows(name: str) -> list[StepKind]:
 
 
 def propose(name: str, seen: Seen) -> list[Proposal]:
-    """Return the changes of a kind of step that apply and change a setting; empty without any."""
+    """Return the changes of a kind of step that apply in a state; empty without any."""
     proposals = []
     for row in find_rows(name):
         if _applies(row, seen):

@@ -7,7 +7,7 @@ The values of a broken file are wrong after its fault. Tensors are therefore mat
    match.
 2. By values: two tensors that are near, and nearer to each other than to any other. Fingerprints
    without a layout choose the candidates.
-3. By the order of the others, whose values may be wrong: the alignment with the largest sum of
+3. By the order of the others, whose values may be wrong. The alignment has the largest sum of
    scores (Needleman and Wunsch, 1970, with gaps that cost nothing). An error spreads to all later
    tensors. Only pairs after the last pair of steps 1 and 2 may therefore have unlike values.
    Earlier pairs need values that are somewhat alike.

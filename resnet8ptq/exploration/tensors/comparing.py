@@ -104,9 +104,10 @@ class ComparedTensor:
             step; `beyond` counts such values.
         parts: for a Concat or Add, the values of each input by name, with the noise of rounding
             them with this tensor's step.
-        channels: the ends of each channel [4, channels]: lowest and highest that FP32 computes from
-            the file's tensors before it, lowest and highest in the file; empty without channels, or
-            if their number differs between samples.
+        channels: the ends of each channel [4, channels]. The first two rows are the lowest and the
+            highest value that FP32 computes from the file's tensors before this one. The last two
+            are those in the file. Empty without channels, or if their number differs between
+            samples.
         explanation: the cause of the layer's own error; None if it was not analysed.
     """
 

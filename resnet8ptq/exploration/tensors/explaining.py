@@ -1,7 +1,7 @@
 """Explains the error of one layer, such as by wrong weights, a clipped range or a wrong scale.
 
 Most explanations are simple changes of the exact values. A change of bias, range or step must
-remove half of the noise; a scale, a constant or an order must leave less than a tenth.
+remove half of the noise. A scale, a constant or an order must leave less than a tenth of it.
 """
 
 from dataclasses import dataclass

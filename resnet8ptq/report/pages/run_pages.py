@@ -99,7 +99,7 @@ def _show_latencies(selected: ModelSelection, cell: Cell) -> dict[str, float]:
 
     Latencies measured in turns and those of a run that was timed alone have different names, so
     that MLflow does not compare them. The result is empty for a single run, which has logged them
-    itself, and for a run that was not timed in turns with others of its family.
+    itself. It is also empty if only other runs of the family were timed in turns.
     """
     record = cell.record
     timing = selected.timing
