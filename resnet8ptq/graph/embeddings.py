@@ -13,7 +13,7 @@ from onnx import TensorProto, numpy_helper
 from resnet8ptq.graph.layers import attribute
 from resnet8ptq.graph.links import Links
 
-_LEAST = 1e-30  # rows with smaller values become 0, because their scale would underflow
+_LEAST = 1e-30  # rows of smaller values count as zeros, so that no scale underflows
 
 
 def find_tables(graph: onnx.GraphProto) -> list[onnx.NodeProto]:

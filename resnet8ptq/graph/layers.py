@@ -13,9 +13,9 @@ from resnet8ptq.graph.links import Links, find_last_readers, input_at, input_nam
 from resnet8ptq.graph.shapes import infer_shapes
 
 LAYERS = ("Conv", "Gemm", "MatMul")
-RECURRENT = ("LSTM",)  # quantized only by ONNX Runtime with method=dynamic
+RECURRENT = ("LSTM",)  # ONNX Runtime quantizes them with method=dynamic and method=mixed
 LAST = (*LAYERS, "ConvTranspose")  # layers that may be the last, such as a decoder's
-STORED = ("ConvTranspose", "GRU", "RNN")  # only their weights are stored in 8 bits
+STORED = ("ConvTranspose", "GRU", "RNN")  # ONNX Runtime computes them on floats
 FUSED = ("Relu", "Clip")  # activations that can be part of a layer's kernel
 MOVING = ("Identity", "Flatten", "Reshape", "Squeeze", "Transpose", "Unsqueeze")
 

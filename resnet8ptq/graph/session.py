@@ -215,14 +215,14 @@ def end_at_logits(proto: onnx.ModelProto) -> bool:
     if softmax is None:
         return False
 
-    # The softmax's input becomes the output, with the same type and shape
+    # The softmax's input becomes the output; a float softmax has its type and shape
     name = softmax.input[0]
     if softmax.op_type == "QLinearSoftmax":  # its input is rounded
         graph.node.append(helper.make_node("DequantizeLinear", softmax.input[:3], ["logits"]))
         name = "logits"
     output = helper.make_tensor_value_info(name, TensorProto.FLOAT, None)
     is_last = softmax.output[0] == graph.output[0].name
-    if is_last:
+    if is_last and softmax.op_type == "Softmax":
         output.type.CopyFrom(graph.output[0].type)
     others = [value for value in graph.value_info if value.name != name]
     del graph.value_info[:], graph.output[:]

@@ -261,7 +261,7 @@ def _read_affine(
         scale = weight / np.sqrt(variance + attribute(node, "epsilon", 1e-5))
         return _Affine(scale, bias - mean * scale)
 
-    # The other node is a Mul or an Add of one constant
+    # Otherwise the node is a Mul or an Add of one constant
     [name] = [name for name in node.input if name != layer.output[0]]
     values = read_initializer(links, name)
     behind = 0 if is_product else len(weights.dims) - 2  # axes behind the channels

@@ -89,7 +89,7 @@ class Summary:
             return "-"
         count = self.operators.get(operator, 0)
 
-        # A framework's own converter quantizes the network as a whole, so it leaves nothing
+        # A framework's own converter quantizes the whole network, so no nodes stay in float
         if operator in FOLDED:
             stay = self.unfolded_norms if operator == "BatchNormalization" else 0
             if not stay or backend in self.converted:

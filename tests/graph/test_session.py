@@ -1,0 +1,20 @@
+"""Sessions of ONNX Runtime, and the graphs that steps make for them."""
+
+import numpy as np
+import onnx
+
+from resnet8ptq.graph.session import end_at_logits, open_runner
+
+
+def test_logits_of_a_rounded_softmax_are_floats():
+    proto = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["" : 17, "com.microsoft" : 1]>
+        network (float[N, 3] x) => (uint8[N, 3] y)
+        <float scale = {0.5}, uint8 zero = {128}, float share = {0.00390625}, uint8 none = {0}>
+        { levels = QuantizeLinear(x, scale, zero)
+          y = com.microsoft.QLinearSoftmax <axis = -1, opset = 17>
+              (levels, scale, zero, share, none) }"""
+    )
+    assert end_at_logits(proto)
+    [logits] = open_runner(proto, threads=1)(np.array([[1.1, -2, 3]], np.float32))
+    assert logits.tolist() == [[1.0, -2.0, 3.0]]
