@@ -146,7 +146,7 @@ def main(words: list[str]) -> None:
     """Log the missing runs; print them, their counts, and the commands of the sweeps' reports.
 
     Raises:
-        ConfigError: the folder does not exist.
+        ConfigError: the folder does not exist, or a word is wrong.
     """
     asked = command.parse_words(words, Arguments, __doc__)
     folder = Path(asked.folder)

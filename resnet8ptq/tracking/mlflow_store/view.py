@@ -58,7 +58,7 @@ _SECTIONS = (_TRADE_OFFS, _LEADING, "unquantized", "test", "timed_alone")
 
 
 def _chart(x: str, y: str) -> dict[str, Any]:
-    """Return a scatter plot of two metrics, a point for each run."""
+    """Return a scatter plot of two metrics, with a point for each of at most 100 runs."""
     return {
         "type": "SCATTER",
         "uuid": f"{x}-{y}",
