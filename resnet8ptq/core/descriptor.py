@@ -168,7 +168,7 @@ def find_backends() -> dict[str, Backend]:
 
 
 def find_search(option: str) -> Search:
-    """Return the search steps of an option of `backend=`; the defaults for a user's own option."""
+    """Return the `search` of an option of `backend=`; the default for a user's own option."""
     backend = find_backends().get(option)
     return backend.search if backend else Search()
 
