@@ -20,8 +20,8 @@ from resnet8ptq.api.networks import is_of
 from resnet8ptq.core import cache, files
 from resnet8ptq.core.errors import ConfigError, DataError
 from resnet8ptq.data.sources import SOURCES, find_settings
+from resnet8ptq.data.sources.array_names import LABELS as USUAL_LABELS
 from resnet8ptq.data.sources.arrays import FROM_MEMORY
-from resnet8ptq.data.sources.arrays import LABELS as USUAL_LABELS
 
 LABELS = "labels"  # the key of the labels in a dict of arrays
 SIDES = ("train", "test")

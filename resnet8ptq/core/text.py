@@ -232,3 +232,23 @@ def plain(text: str) -> str:
     matplotlib would read text between two `$` as a formula.
     """
     return printable(text)[:80].replace("$", r"\$")
+
+
+def list_names(names: Iterable[str], separator: str = ", ", mistyped: str = "") -> str:
+    """Return names for a message: at most 20, cut at 300 characters; of more, also their number.
+
+    >>> list_names(["id", "text", "label"], mistyped="labels")
+    'label, id, text'
+
+    Args:
+        mistyped: the name that the user gave; the name nearest to it comes first.
+    """
+    listed = list(names)
+    near = nearest(mistyped, listed)
+    if near is not None:
+        listed.remove(near)
+        listed.insert(0, near)
+    shown = printable(separator.join(listed[:20]))[:300]
+    if len(listed) > 20:
+        shown += f"{separator}... ({len(listed)} in all)"
+    return shown

@@ -21,6 +21,7 @@ from resnet8ptq.data.preprocessing import RAW, Preprocessing, arrange
 Labels = NDArray[Any]
 Side = Literal["train", "test"]
 SIDES: tuple[Side, ...] = ("train", "test")
+MAX_SAMPLES = 10_000_000  # limited, since each sample is hashed
 
 
 @dataclass(frozen=True)

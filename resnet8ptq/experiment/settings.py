@@ -22,7 +22,7 @@ from resnet8ptq.core.machine import Runtime
 from resnet8ptq.core.registry import look_up
 from resnet8ptq.data import locate, registry
 from resnet8ptq.data.dataset import Dataset
-from resnet8ptq.data.sources import SOURCES, arrays
+from resnet8ptq.data.sources import SOURCES, array_names
 from resnet8ptq.experiment import mlperf_tiny
 from resnet8ptq.models import model
 from resnet8ptq.models.model import Fp32Model
@@ -141,7 +141,7 @@ def resolve(asked: RunConfig, jobs: int | None = None, threads: int | None = Non
     decided = replace(
         config,
         model=network.config,
-        data=arrays.name_inputs(data, network.find_input_names),
+        data=array_names.name_inputs(data, network.find_input_names),
         preprocess=registry.find_size(
             config.preprocess, data, runtime.cache_root, find_networks=network.find_picture_size
         ),

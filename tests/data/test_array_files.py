@@ -17,15 +17,15 @@ from resnet8ptq.config.schema import ArraysConfig
 from resnet8ptq.core.errors import ConfigError, DataError, PtqError
 from resnet8ptq.data.dataset import Split
 from resnet8ptq.data.sampling import draw_calibration, draw_held_out
-from resnet8ptq.data.sources import arrays
+from resnet8ptq.data.sources import array_files, array_names, arrays
 from resnet8ptq.data.splitting import split_one
 from tests.helpers.array_files import COUNT, IDS, INPUTS, LABELS, MASK, read, same_samples, unpack
 from tests.helpers.arrays import IDX_CODES, pack_idx, whole
 from tests.helpers.configs import make_config
 
 
-@pytest.mark.parametrize("inputs", arrays.INPUTS)
-@pytest.mark.parametrize("labels", arrays.LABELS)
+@pytest.mark.parametrize("inputs", array_names.INPUTS)
+@pytest.mark.parametrize("labels", array_names.LABELS)
 @pytest.mark.parametrize("change", [str, str.title])
 def test_the_usual_names(tmp_path, inputs, labels, change):
     np.savez(tmp_path / "a.npz", **{change(inputs): INPUTS, change(labels): LABELS, "other": 3})
@@ -133,7 +133,7 @@ def test_npy_files_are_mapped(tmp_path):
     same_samples(read(tmp_path))  # the folder
 
 
-@pytest.mark.parametrize("name", arrays.CLASSES)
+@pytest.mark.parametrize("name", array_names.CLASSES)
 def test_class_names(tmp_path, name):
     names = ["no", "yes", "maybe"]
     np.savez(tmp_path / "a.npz", x=INPUTS, y=LABELS, **{name: names})
@@ -430,7 +430,7 @@ def test_a_packed_idx_file_is_unpacked_in_parts(tmp_path):
     tracemalloc.start()
     try:
         with gzip.open(path) as file:
-            arrays.unpack_idx(file, path.stat().st_size, tmp_path / "a.npy")
+            array_files.unpack_idx(file, path.stat().st_size, tmp_path / "a.npy")
         most = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
@@ -439,7 +439,7 @@ def test_a_packed_idx_file_is_unpacked_in_parts(tmp_path):
 
 
 def test_a_packed_file_that_holds_too_much_is_refused_by_its_header(tmp_path, monkeypatch):
-    monkeypatch.setattr(arrays, "PACKED_BYTES", 10_000)
+    monkeypatch.setattr(array_files, "PACKED_BYTES", 10_000)
     path = gzipped(tmp_path / "a.gz", (10, 1000), 10_000)
     with pytest.raises(DataError, match="has 1 different"):
         read(path)

@@ -5,7 +5,7 @@ import pytest
 
 from resnet8ptq.config.schema import ArraysConfig
 from resnet8ptq.core.errors import ConfigError, PtqError
-from resnet8ptq.data.sources import arrays
+from resnet8ptq.data.sources import array_names
 from tests.helpers.array_files import COUNT, IDS, INPUTS, LABELS, MASK, read
 from tests.helpers.arrays import whole
 
@@ -35,11 +35,11 @@ def test_arrays_with_the_inputs_names_are_one_sample(tmp_path, sided):
     np.testing.assert_array_equal(labels, LABELS[order])
 
 
-USUAL_NAMES = [*arrays.INPUTS, *arrays.LABELS, *arrays.GROUPS]
+USUAL_NAMES = [*array_names.INPUTS, *array_names.LABELS, *array_names.GROUPS]
 
 
 def name_inputs(path, find_takes):
-    return arrays.name_inputs(ArraysConfig(root=str(path)), find_takes).inputs
+    return array_names.name_inputs(ArraysConfig(root=str(path)), find_takes).inputs
 
 
 @pytest.mark.parametrize("sided", [False, True])
@@ -57,7 +57,7 @@ def test_the_networks_names_come_before_the_usual_ones(tmp_path, name, sided):
     assert data.test.labels is None
 
 
-@pytest.mark.parametrize("name", arrays.INPUTS)
+@pytest.mark.parametrize("name", array_names.INPUTS)
 @pytest.mark.parametrize("sided", [False, True])
 def test_the_only_input_is_the_array_of_its_name(tmp_path, name, sided):
     held = {"input": INPUTS, name: INPUTS + 1, "y": LABELS}

@@ -25,7 +25,7 @@ from hydra.errors import HydraException
 from resnet8ptq import __main__ as beside
 from resnet8ptq.core import command
 from resnet8ptq.core.errors import PtqError
-from resnet8ptq.data.sources import arrays
+from resnet8ptq.data.sources import array_names
 from resnet8ptq.deploy import deploying
 from resnet8ptq.experiment.settings import check_names
 from resnet8ptq.judging import Arguments
@@ -346,7 +346,10 @@ def list_keys(arguments: type[Any]) -> set[str]:
         ("settings", list_options("experiment") | list_options("analysis")),
         ("data", list_options("data") - {"cifar10"} | list_options("preprocess")),
         ("data", list_options("benchmark")),
-        ("data", {*arrays.INPUTS, *arrays.LABELS, *arrays.GROUPS, *arrays.CLASSES}),
+        (
+            "data",
+            {*array_names.INPUTS, *array_names.LABELS, *array_names.GROUPS, *array_names.CLASSES},
+        ),
         ("tasks", list_options("task")),
         ("scale", list_options("hydra/launcher")),
         ("detection", {*HEADS}),

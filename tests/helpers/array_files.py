@@ -7,7 +7,7 @@ import numpy as np
 
 from resnet8ptq.config.schema import ArraysConfig, PreprocessConfig
 from resnet8ptq.data import locate, registry
-from resnet8ptq.data.sources import arrays
+from resnet8ptq.data.sources import array_files
 from tests.helpers.arrays import whole
 
 COUNT = 12
@@ -16,7 +16,7 @@ INPUTS = np.random.default_rng(0).integers(-128, 128, (COUNT, 5, 2), dtype=np.in
 
 
 def unpack(content: bytes, folder: Path):
-    arrays.unpack_idx(io.BytesIO(content), len(content), folder / "idx.npy")
+    array_files.unpack_idx(io.BytesIO(content), len(content), folder / "idx.npy")
     return np.load(folder / "idx.npy")
 
 

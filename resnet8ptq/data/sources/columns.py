@@ -16,15 +16,23 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from resnet8ptq.core.errors import ConfigError, DataError
-from resnet8ptq.core.text import printable
+from resnet8ptq.core.text import list_names, printable
+from resnet8ptq.data.dataset import MAX_SAMPLES
 from resnet8ptq.data.decoding import Picture
 from resnet8ptq.data.lazy import AT_ONCE
-from resnet8ptq.data.sources import arrays
-from resnet8ptq.data.sources.arrays import MAX_CLASSES, MAX_SAMPLES, list_names
+from resnet8ptq.data.sources import array_names
+from resnet8ptq.data.sources.array_names import pick
+from resnet8ptq.data.sources.labels import (
+    MAX_CLASSES,
+    NO_LABELS,
+    check_labels,
+    name_classes,
+    read_binary,
+)
 from resnet8ptq.data.sources.rows import FileRows, RowNames
 
 PICTURES = ("path", "file", "file_name", "filename", "image", "img", "picture")
-LABELS = (*arrays.LABELS, "class")
+LABELS = (*array_names.LABELS, "class")
 # Names of columns whose texts are the labels, as of pictures and speech
 TRANSCRIPTS = ("transcript", "transcription", "sentence", "text")
 SEPARATOR = "|"  # separates several labels in one text
@@ -103,8 +111,8 @@ class DataTable:
         return frozenset(indices)
 
     def pick(self, usual: Sequence[str]) -> str | None:
-        """Return the only column with a usual name; see `arrays.pick`."""
-        return arrays.pick(self.names, usual, self.source)
+        """Return the only column with a usual name; see `pick`."""
+        return pick(self.names, usual, self.source)
 
 
 @dataclass(frozen=True)
@@ -397,7 +405,7 @@ def labels(
             or many classes; the message names the column.
     """
     [name, *others] = names
-    if name == arrays.NO_LABELS:
+    if name == NO_LABELS:
         return None, (), True
     if others:
         return _of_columns(table, names, classes)
@@ -433,8 +441,8 @@ def labels(
             f"{source}: got {column.type}, expected labels as integers from 0 or as text, or "
             "values as floats"
         )
-    numbers = arrays.check_labels(column.to_numpy(), source)
-    return numbers, *arrays.name_classes(source, int(numbers.max()), classes)
+    numbers = check_labels(column.to_numpy(), source)
+    return numbers, *name_classes(source, int(numbers.max()), classes)
 
 
 def word_labels(
@@ -482,8 +490,8 @@ def word_labels(
     elif not pa.types.is_integer(flat.type):
         raise DataError(f"{source}: got lists of {flat.type}, expected integers from 0 or texts")
     else:
-        numbers = arrays.check_labels(flat.to_numpy(), source)
-        tags, named = arrays.name_classes(source, int(numbers.max()), classes)
+        numbers = check_labels(flat.to_numpy(), source)
+        tags, named = name_classes(source, int(numbers.max()), classes)
     rows = np.empty(len(sizes), np.object_)
     for row, end in enumerate(ends):
         rows[row] = numbers[end - sizes[row] : end]
@@ -504,8 +512,8 @@ def _of_columns(
             f"{table.source}: columns {list_names(names)}: got other values than 0 and 1; expected "
             "a column of 0 and 1 for each class"
         )
-    named, _ = arrays.name_classes(table.source, len(names) - 1, classes or names)
-    return arrays.read_binary(rows, f"{table.source}: columns {list_names(names)}"), named, True
+    named, _ = name_classes(table.source, len(names) - 1, classes or names)
+    return read_binary(rows, f"{table.source}: columns {list_names(names)}"), named, True
 
 
 def _several(
@@ -536,14 +544,14 @@ def _several(
     lengths = {len(row) for row in rows}
     of_one_length = len(lengths) == 1
     if of_one_length and (is_repeated or len(rows[0]) == 2) and different <= {0, 1}:
-        named_classes = arrays.name_classes(source, len(rows[0]) - 1, classes)
-        return arrays.read_binary(np.array(rows), source), *named_classes
+        named_classes = name_classes(source, len(rows[0]) - 1, classes)
+        return read_binary(np.array(rows), source), *named_classes
 
     # Find the classes, and the number of each label
     known: dict[Any, int]
     if all(isinstance(label, int) for label in different):
-        numbers = arrays.check_labels(np.array([*different] or [0]), source)
-        names, named = arrays.name_classes(source, int(numbers.max()), classes)
+        numbers = check_labels(np.array([*different] or [0]), source)
+        names, named = name_classes(source, int(numbers.max()), classes)
         known = {number: number for number in range(len(names))}
     else:
         names = tuple(classes) if classes is not None else tuple(sorted(map(str, different)))

@@ -13,7 +13,7 @@ from resnet8ptq.core.errors import ConfigError, DataError
 from resnet8ptq.data import pictures
 from resnet8ptq.data.dataset import Dataset, Split
 from resnet8ptq.data.decoding import Picture, decode
-from resnet8ptq.data.sources.arrays import MAX_CLASSES, NO_LABELS, name_binary
+from resnet8ptq.data.sources.labels import MAX_CLASSES, NO_LABELS, name_binary
 from resnet8ptq.data.splitting import (
     TEST_NAMES,
     TRAIN_NAMES,

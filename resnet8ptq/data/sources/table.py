@@ -22,13 +22,14 @@ from numpy.typing import NDArray
 from resnet8ptq.config.schema import PreprocessConfig, TableConfig
 from resnet8ptq.core import cache, code, files
 from resnet8ptq.core.errors import ConfigError, DataError, errors_as
-from resnet8ptq.core.text import printable
+from resnet8ptq.core.text import list_names, printable
 from resnet8ptq.data.dataset import Dataset, Split
 from resnet8ptq.data.decoding import Picture, decode, resize_all
 from resnet8ptq.data.lazy import Stored
-from resnet8ptq.data.sources import SOURCES, TAGGED, arrays, columns, texts, unpacking
-from resnet8ptq.data.sources.arrays import NO_LABELS, list_names
+from resnet8ptq.data.sources import SOURCES, TAGGED, array_names, columns, texts, unpacking
+from resnet8ptq.data.sources.array_files import GZIP
 from resnet8ptq.data.sources.columns import LABELS, PICTURES, DataTable, Limits
+from resnet8ptq.data.sources.labels import NO_LABELS
 from resnet8ptq.data.sources.rows import FileRows, RowNames, find_csv_rows, find_json_rows
 from resnet8ptq.data.splitting import (
     TEST_NAMES,
@@ -153,7 +154,7 @@ def build(
     # Find the role of each column
     others = _list_inputs(table, config)
     side_column = config.split or table.pick(SPLITS)
-    group_column = config.groups or table.pick(arrays.GROUPS)
+    group_column = config.groups or table.pick(array_names.GROUPS)
     label_columns = _find_labels(table, config)
     text_columns = []
     if config.tokenizer is not None:
@@ -276,7 +277,7 @@ def _check_folder(pictures: Sequence[Picture], config: TableConfig) -> None:
 def _list_inputs(table: DataTable, config: TableConfig) -> list[str]:
     """Return all columns except labels, split and groups."""
     split = config.split or table.pick(SPLITS)
-    groups = config.groups or table.pick(arrays.GROUPS)
+    groups = config.groups or table.pick(array_names.GROUPS)
     excluded = {*_find_labels(table, config), split, groups}
     return [name for name in table.names if name not in excluded]
 
@@ -436,7 +437,7 @@ def _find_separator(head: bytes) -> str:
 
 def _read_csv(path: Path) -> pa.Table:
     head = _read_head(path)
-    if head.startswith(arrays.GZIP):
+    if head.startswith(GZIP):
         raise DataError(f"{path}: is gzipped, expected it unpacked; try gunzip {path.name}")
     if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         raise DataError(f"{path}: is in UTF-16, expected UTF-8; {MEND_ENCODING}")
@@ -578,7 +579,7 @@ def _find_named(table: DataTable, config: TableConfig, others: Sequence[str]) ->
         return [config.inputs]
     named = []
     for name in others:
-        if name.lower() not in (*PICTURES, *arrays.INPUTS):
+        if name.lower() not in (*PICTURES, *array_names.INPUTS):
             continue
         if not columns.is_number(table.column("data.inputs", name)):
             named.append(name)

@@ -27,10 +27,11 @@ from resnet8ptq.core import cache, code, files, invocation, isolation
 from resnet8ptq.core.confinement import MAX_SECONDS
 from resnet8ptq.core.errors import ConfigError, DataError, errors_as
 from resnet8ptq.core.records import Array
+from resnet8ptq.core.text import list_names
 from resnet8ptq.data.lazy import AT_ONCE
 from resnet8ptq.data.sources import columns
-from resnet8ptq.data.sources.arrays import IGNORED, list_names
 from resnet8ptq.data.sources.columns import DataTable
+from resnet8ptq.data.sources.labels import IGNORED
 from resnet8ptq.data.sources.rows import RowNames
 
 log = logging.getLogger(__name__)
