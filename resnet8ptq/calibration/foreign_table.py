@@ -104,7 +104,7 @@ def match_tensors(
 def _entries(parsed: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Yield the name and the entry of each activation.
 
-    Encodings by channel are left out, and so are values of ONNX Runtime's format that are no lists.
+    Entries by channel are left out, and so are values of ONNX Runtime's format that are no lists.
     """
     if isinstance(parsed.get("data"), dict):  # calibration.json
         yield from parsed["data"].items()
@@ -118,15 +118,25 @@ def _entries(parsed: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
                 yield entry["name"], entry
         return
     if isinstance(encodings, dict):  # AIMET 0.6
-        yield from encodings.items()
-        return
-    for name, entry in parsed.items():  # the format of ONNX Runtime
-        if isinstance(entry, list):
+        named = encodings
+    else:  # the format of ONNX Runtime
+        named = {name: entry for name, entry in parsed.items() if isinstance(entry, list)}
+    for name, entry in named.items():
+        if not _is_by_channel(entry):
             yield name, entry
 
 
-def _is_by_channel(entry: Mapping[str, Any]) -> bool:
-    """Return whether an AIMET encoding is that of weights: it has an axis, or several scales."""
+def _is_by_channel(entry: Any) -> bool:
+    """Return whether an entry is that of weights by channel.
+
+    Such an entry has an axis or several scales, or is a list of several dicts.
+    """
+    if isinstance(entry, list) and len(entry) > 1:
+        return all(isinstance(channel, dict) for channel in entry)
+    if isinstance(entry, list) and entry:
+        [entry] = entry
+    if not isinstance(entry, dict):
+        return False
     scales = entry.get("y_scale", entry.get("scale"))
     return "axis" in entry or (isinstance(scales, list) and len(scales) > 1)
 

@@ -45,7 +45,8 @@ def correct(
     Raises:
         ConfigError: a setting names an unknown node, layer or operator, or `device` is `cuda`
             without a GPU.
-        QuantizationError: no layer with weights is left to quantize.
+        QuantizationError: no layer with weights is left to quantize, or with reconstruction, an
+            activation is NaN or infinite.
         UnsupportedError: see `reconstruct`.
     """
     asked = [name for name in CORRECTIONS if vars(chosen)[name]]

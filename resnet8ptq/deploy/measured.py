@@ -67,8 +67,8 @@ def main(words: list[str]) -> None:
     """Read the result file, find its run, and replace the measurements of the run.
 
     Raises:
-        ConfigError: the result file is missing, damaged, or does not fit its run, or FP32 is broken
-            on the other machine.
+        ConfigError: the result file is missing, damaged, or does not fit its run; the run cannot be
+            measured on another machine; or FP32 is broken there.
     """
     asked = command.parse_words(words, Arguments, __doc__, plain="result")
     if not asked.result:

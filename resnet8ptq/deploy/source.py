@@ -159,8 +159,8 @@ def fetch_run(
         trust: whether to run the code of a run that was not made here, and to read its paths.
 
     Raises:
-        ConfigError: the run has no result, is void, scored another program's file, or would run
-            untrusted code.
+        ConfigError: the run has no result, is void, has an unknown backend, scored another
+            program's file, or would run untrusted code.
         TrackingError: the run has no artifact, the artifact is not the measured file, or the config
             has another backend.
     """

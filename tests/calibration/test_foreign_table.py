@@ -17,6 +17,11 @@ FORMATS = {
     "calibration.json": {"data": {"relu": {"lowest": -1.28, "highest": 1.27}}},
     "overrides, ends": {"relu": [{"rmin": -1.28, "rmax": 1.27}]},
     "overrides, scale": {"relu": [{"scale": 0.01, "zero_point": 128, "quant_type": "QUInt8"}]},
+    "overrides, weights by channel": {
+        "relu": [{"rmin": -1.28, "rmax": 1.27}],
+        "weight": [{"rmin": -1, "rmax": 1}, {"rmin": -2, "rmax": 2}],
+        "another": [{"axis": 0, "rmin": -1, "rmax": 1}],
+    },
     "AIMET 0.6": {
         "activation_encodings": {"relu": [{"bitwidth": 8, "min": -1.28, "max": 1.27}]},
         "param_encodings": {"weight": [{"min": -1, "max": 1}, {"min": -1, "max": 1}]},

@@ -107,6 +107,13 @@ def test_a_picture_may_be_its_own_target(tmp_path):
     assert np.array_equal(data.test.stored[:], data.test.labels)
 
 
+def test_masks_without_pictures_are_refused(tmp_path):
+    """The message was an IndexError in words."""
+    write_masks(tmp_path / "p", tmp_path / "m", ending="_mask")
+    with pytest.raises(DataError, match="has only masks"):
+        read_masks(tmp_path / "m", tmp_path / "m")
+
+
 def test_a_picture_with_an_unreadable_mask_is_left_out_on_request(tmp_path):
     write_masks(tmp_path / "p", tmp_path / "m")
     (tmp_path / "m" / "3.png").write_text("no picture")

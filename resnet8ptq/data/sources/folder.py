@@ -165,7 +165,8 @@ def _find_pairs(folder: Path, other: Path) -> list[tuple[Path, Path]]:
     Names are compared without suffixes, and without `_mask` at their end.
 
     Raises:
-        DataError: a folder has no pictures, or a picture has no partner in the other folder.
+        DataError: a folder has no pictures or only masks, or a picture has no partner in the other
+            folder.
     """
     paths = find_pictures(folder)
     named = {_stem(path, other): path for path in find_pictures(other)}
@@ -186,6 +187,8 @@ def _find_pairs(folder: Path, other: Path) -> list[tuple[Path, Path]]:
             f"{folder}: {len(missing)} of {len(pairs) + len(missing)} pictures have none of their "
             f"name in {other}, the first {missing[0]}"
         )
+    if not pairs:
+        raise DataError(f"{folder}: has only masks ({paths[0].name}); expected their pictures")
     return pairs
 
 
