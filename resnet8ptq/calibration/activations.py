@@ -152,8 +152,8 @@ class Activations:
     def find_beyond(self, largest: float) -> dict[str, float]:
         """Return the layers whose inputs or outputs exceed `largest`, with the largest magnitude.
 
-        Magnitudes are those of the ranges, by the calibration method. Those with NaN or infinity
-        count as infinite.
+        Magnitudes are those of the ranges, by the calibration method. A range with NaN counts as
+        infinite.
         """
         peaks = {}
         for name, ends in self._load_ranges().items():
