@@ -1,4 +1,4 @@
-"""Torch modules for ONNX operators that onnx2torch lacks or converts wrongly.
+"""Torch modules for ONNX operators that onnx2torch lacks, or converts wrongly or unsuitably.
 
 Most modules take only the node's first input; its other inputs must be constants. A `Joint` takes
 all inputs, and a recurrent layer also takes its initial states.
@@ -407,7 +407,7 @@ def _rms_norm(node: Node) -> torch.nn.Module:
 
 
 def _instance_norm(node: Node) -> torch.nn.Module | None:
-    """Return an instance normalization of pictures that stays in float.
+    """Return an instance normalization that stays in float; None unless the input has four axes.
 
     torch's 8-bit kernel returns noise, with channels last, for a batch of more samples than a
     channel has pixels (torch 2.13); its first samples are right.
@@ -415,11 +415,11 @@ def _instance_norm(node: Node) -> torch.nn.Module | None:
     if len(node.sizes) != 4:
         return None
     epsilon = node("epsilon", 1e-5)
-    return Joint(
-        lambda values, scale, bias: functional.instance_norm(
-            values, weight=scale, bias=bias, eps=epsilon
-        )
-    )
+
+    def standardize(values: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        return functional.instance_norm(values, weight=scale, bias=bias, eps=epsilon)
+
+    return Joint(standardize)
 
 
 def _prelu(node: Node) -> torch.nn.Module | None:

@@ -1,7 +1,7 @@
 """Makes calibration samples without data, from the statistics of batch normalization.
 
 A BatchNormalization holds the mean and the variance of its input on the training samples. Gradient
-descent changes noise until the inputs inside the network approach these statistics (Cai et al.,
+descent changes noise so that the inputs of all these nodes approach these statistics (Cai et al.,
 "ZeroQ: A Novel Zero Shot Quantization Framework", CVPR 2020, section 3.1). The graph is read before
 folding, which removes the statistics.
 """

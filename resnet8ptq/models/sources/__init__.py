@@ -30,8 +30,8 @@ def read_network(source: Path, sample: Sample, config: ModelConfig) -> Network:
         sample: a sample that the network must take; None without data.
 
     Raises:
-        ModelError: the file is not a network of a supported kind, does not fit the sample, or takes
-            no `model.inputs`.
+        ModelError: the file is not a network of a supported kind, it does not fit the sample, or
+            its format takes no `model.inputs`.
     """
     if config.module is not None:
         from resnet8ptq.models.sources import torch_module
