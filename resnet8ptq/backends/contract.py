@@ -210,9 +210,9 @@ class NodeTime:
 
     Attributes:
         operator: the framework's name for the operator.
-        kind: `integer` for nodes that take 8-bit tensors, `conversion` for nodes that only change
-            the type of a tensor, `unfused` for float nodes that were meant for an integer kernel,
-            `float` or `other`.
+        kind: `integer` for nodes that compute on 8-bit tensors, `conversion` for nodes that only
+            change the type or the layout of a tensor, `unfused` for float nodes that were meant for
+            an integer kernel, `float` or `other`.
         ms: milliseconds for a batch, see `to_nodes`.
     """
 

@@ -72,6 +72,8 @@ class ExecutorchQuantizer(Quantizer):
         refuse_others(config, _TAKES)
         if self.plan(decisions).is_narrow:
             raise UnsupportedError(f"weights below 8 bits: {_KERNELS}")
+
+        # XNNPACK has one pair of dtypes
         return Resolved(
             weight_dtype="int8",
             activation_dtype="int8",
@@ -93,7 +95,7 @@ class ExecutorchQuantizer(Quantizer):
     def quantize(
         self, model: Fp32Model, decisions: Decisions, calibration: Split, folder: Path
     ) -> Artifact:
-        """Quantize with PT2E, lower to XNNPACK, and save; dtype=fp32 is only lowered.
+        """Quantize with PT2E, except for dtype=fp32; lower to XNNPACK, and save.
 
         Raises:
             UnsupportedError: torch or ExecuTorch cannot process the network, the runtime lacks a

@@ -31,6 +31,11 @@ def load(path: Path, engine: str | None) -> Run:
     def run(batch: Batch, kept: Any = program) -> list[Array]:  # `method` needs `program` alive
         inputs = [torch.from_numpy(values).split(1) for values in batch.values()]
         rows = [method.execute(sample) for sample in zip(*inputs, strict=True)]
-        return [torch.cat(part).numpy() for part in zip(*rows, strict=True)]
+
+        # Join the samples of each output
+        joined = []
+        for part in zip(*rows, strict=True):
+            joined.append(torch.cat(part).numpy())
+        return joined
 
     return run

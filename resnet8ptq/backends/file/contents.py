@@ -95,11 +95,12 @@ class Inner:
 
 @dataclass(frozen=True)
 class Tensors:
-    """The tensors inside a file, as floats, in the order of execution.
+    """The tensors inside a file, in the order of execution.
 
     Attributes:
-        run: maps the file's inputs to the tensors' values. Integers are dequantized; where the
-            runtime can, the values are computed without fused integer kernels.
+        inner: the descriptions of the tensors.
+        run: maps the file's inputs to the tensors' values as floats. Where the runtime can, the
+            values are computed without fused integer kernels.
         run_kernels: the same with the fused kernels; None if their values cannot be read.
     """
 
@@ -175,7 +176,7 @@ class Contents:
 
     @property
     def execution(self) -> str:
-        """See `backends.contract.Resolved`; `float` also if no layer has integer weights."""
+        """See `backends.contract.Resolved`; files without integer weights compute in float."""
         if self.simulated:
             return "simulated"
         if not self.quantized:

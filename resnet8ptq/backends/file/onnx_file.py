@@ -53,8 +53,8 @@ class _Places:
         scale, zero: indices of the weights' scale and zero point.
         axis: the axis of the weights that counts output channels, without transB.
         bias: index of the bias; None if the operator takes no bias.
-        data_scale: index of the data's scale. The scale of an integer bias is its product with the
-            weights' scale. None if the operator takes a float bias, or none.
+        data_scale: index of the data's scale, a factor of the scale of an integer bias. None if the
+            operator takes a float bias or no bias.
     """
 
     weights: int
@@ -101,6 +101,8 @@ def read(content: bytes, path: Path) -> Contents:
     graph = _Graph.of(proto.graph)
     versions = [opset.version for opset in proto.opset_import if opset.domain in gate.ONNX_DOMAINS]
     operators = Counter(node.op_type for node in find_all(proto.graph, onnx.NodeProto))
+
+    # Old files list constants among the inputs, too
     inputs = gate.graph_inputs(proto.graph)
     return Contents(
         format=f"ONNX opset {max(versions, default=0)}",
@@ -165,7 +167,7 @@ def _run(
 
 
 def _dequantize(values: NDArray[Any], tensor: Inner) -> NDArray[Any]:
-    """Return values as floats; floats stay as they are."""
+    """Return values as floats; floats, and integers without a known scale, stay unchanged."""
     if values.dtype.kind == "f" or tensor.step is None or tensor.low is None:
         return values
     least = np.iinfo(values.dtype).min
@@ -259,8 +261,9 @@ class _Graph:
     def inner(self, proto: onnx.ModelProto) -> Iterator[tuple[str, Inner]]:
         """Yield the name and the description of tensors that the outer graph's nodes compute.
 
-        A tensor that only QuantizeLinear reads is left out: the output of DequantizeLinear follows
-        under its name. Dequantized weights and the outputs of `_NO_TENSORS` are left out too.
+        A tensor that only QuantizeLinear reads is left out; the dequantized tensor is described
+        under its name. Other outputs of DequantizeLinear, such as weights, and those of
+        `_NO_TENSORS` are left out too.
         """
         stored = self.stored_weights(proto)
         for node in proto.graph.node:
@@ -290,7 +293,7 @@ class _Graph:
     def stored_weights(self, proto: onnx.ModelProto) -> dict[str, dict[str, Any]]:
         """Return the attributes of `Inner` for stored weights and biases, by a layer's output.
 
-        An Add that is the only reader of this output counts as a part of the layer.
+        If an Add is the only reader of this output, the output of the Add has them too.
         """
         computed = find_computed(proto.graph)
         layers: dict[str, tuple[str, str, str]] = {}  # dtype, weights and bias, by output
@@ -304,7 +307,7 @@ class _Graph:
                 layers[node.output[0]] = (stored, node.input[1], bias)
                 names |= {node.input[1], bias}
 
-        # Float operators take dequantized weights, which the graph computes
+        # Float operators take dequantized weights: run the part of the graph that computes them
         names -= computed | {""}
         values = {}
         if names:
@@ -371,7 +374,7 @@ class _Graph:
         """Return the attributes of `Inner` for weights that are stored as integers.
 
         The result is empty if the levels, the scales or the zero points are not constants. It is
-        also empty unless there are one scale and one zero point, or as many as channels.
+        also empty if there are several scales or zero points, but not one for each channel.
 
         Args:
             name: the name of the levels.
@@ -449,7 +452,9 @@ class _Graph:
             maker = self.producers.get(name)
             if name != cast.output[0] and maker is not None and maker.op_type == "Mul":
                 scales = maker
-        constants = [name for name in scales.input if name in self.constants] if scales else []
+        if scales is None:
+            return {}
+        constants = [name for name in scales.input if name in self.constants]
         if len(constants) != 1:
             return {}
         axis = _DYNAMIC[node.op_type]
@@ -459,7 +464,7 @@ class _Graph:
         return {scaled.output[0]: weights}
 
     def _read_added(self, node: onnx.NodeProto) -> dict[str, Any]:
-        """Return the attributes of `Inner` for the constant that an Add adds; empty without one.
+        """Return the attributes of `Inner` for an Add's constant; empty without a constant.
 
         The constant may pass through one node of `_MOVES`, such as a Reshape.
         """
@@ -472,7 +477,7 @@ class _Graph:
         return {}
 
     def _only_taker(self, name: str, operator: str) -> onnx.NodeProto | None:
-        """Return the only consumer of a tensor; None unless there is one, of this operator."""
+        """Return the only consumer of a tensor; None for several, none or another operator."""
         takers = self.consumers.get(name, [])
         if len(takers) != 1 or takers[0].op_type != operator:
             return None
@@ -521,7 +526,8 @@ class _Graph:
     def _stored(self, name: str) -> str:
         """Return the dtype in which weights are stored, or rounded by QuantizeLinear.
 
-        QuantizeLinear counts even after a computed tensor; other computed tensors give no dtype.
+        QuantizeLinear counts even if its input is computed; the result is empty for other computed
+        weights.
         """
         while name not in self.constants:
             node = self.producers.get(name)
@@ -574,7 +580,8 @@ class _Graph:
     ) -> tuple[float, int, str] | None:
         """Return a tensor's scale, its zero point, and the dtype of the zero point.
 
-        None for an operator without a scale, or if scale or zero point is not one constant number.
+        Returns None for an operator without a scale, or if scale or zero point is not one constant
+        number.
 
         Args:
             places: the input indices of the scale and the zero point; None if there are none.

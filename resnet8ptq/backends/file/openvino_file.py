@@ -91,7 +91,8 @@ def open_tensors(content: bytes, threads: int) -> Tensors:
     varying: set[str] = set()
     rounded_from: set[str] = set()
     for operator in graph.get_ordered_ops():
-        names = [value.get_node().get_friendly_name() for value in operator.input_values()]
+        sources = [value.get_node() for value in operator.input_values()]
+        names = [source.get_friendly_name() for source in sources]
         if operator.get_type_name() == "Parameter" or varying.intersection(names):
             varying.add(operator.get_friendly_name())
             if operator.get_type_name() == "FakeQuantize":
@@ -143,8 +144,8 @@ class _Layer:
 def _layer(value: Any, varying: Container[str]) -> _Layer | None:
     """Return the layer that computes a tensor; None for other tensors.
 
-    An added constant, an activation and FakeQuantize belong to the layer before them. A layer
-    counts only if its weights are constants, and not stored in float32.
+    An added constant, an activation and FakeQuantize belong to the layer before them. The result is
+    also None for a layer whose weights are computed or stored in float32.
 
     Args:
         varying: names of the operators that depend on an input.
@@ -278,7 +279,8 @@ def _layers(graph: Any) -> Iterator[Layer]:
 def _stored(value: Any) -> str:
     """Return the dtype in which weights are stored, or rounded by FakeQuantize.
 
-    FakeQuantize counts even after a computed tensor; other computed tensors give no dtype.
+    FakeQuantize counts even if its input is computed; the result is empty for other computed
+    weights.
     """
     node = value.get_node()
     while node.get_type_name() in _MOVES:
@@ -294,7 +296,8 @@ def _stored(value: Any) -> str:
 def _computed(value: Any, stored: str) -> str:
     """Return the dtype in which a layer takes its data.
 
-    After FakeQuantize this is an integer type, otherwise that of 16-bit float weights or float32.
+    After FakeQuantize this is the type of its levels. Otherwise it is that of 16-bit float weights,
+    or float32.
 
     Args:
         stored: the dtype of the weights.

@@ -38,8 +38,12 @@ def read(content: bytes, path: Path) -> Contents:
     signature = program.graph_signature
     inputs = [_port(name, values[name]) for name in signature.user_inputs]
     outputs = [_port(name, values[name]) for name in signature.user_outputs]
+    # Count the calls, without inputs, constants and outputs
     nodes = program.module().graph.nodes
-    operators = Counter(str(node.target) for node in nodes if node.op == "call_function")
+    operators: Counter[str] = Counter()
+    for node in nodes:
+        if node.op == "call_function":
+            operators[str(node.target)] += 1
     return Contents(
         format=f"exported program of torch, version {_read_version(content)}",
         producer="torch.export",

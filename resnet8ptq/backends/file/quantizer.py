@@ -60,7 +60,7 @@ _COUNTERS = {
 
 
 class FileQuantizer(Quantizer):
-    """Checks and copies a file of another program; see `contract.Quantizer`."""
+    """Checks, copies and runs a file of another program."""
 
     @property
     def runs_torch(self) -> bool:
@@ -185,7 +185,7 @@ class FileQuantizer(Quantizer):
     def count_kernels(self, path: Path) -> tuple[int, int]:
         """Count the kernels of ONNX Runtime or OpenVINO; for other frameworks, the file's layers.
 
-        A layer with integer weights and integer inputs then counts as one on integers.
+        A layer of the file counts as one on integers if its weights and inputs are integers.
         """
         counter = _COUNTERS.get(self._engine)
         if counter is not None:

@@ -52,7 +52,7 @@ class Admitted:
     def open_logits(self, threads: int) -> RawRun | None:
         """Load a copy that ends before the final softmax.
 
-        None without a softmax, or if files of this format cannot be cut.
+        Returns None without a softmax, or if files of this format cannot be cut.
         """
         run: RawRun | None = reader_of(self.path).open_logits(self.path.read_bytes(), threads)
         return run
@@ -98,7 +98,7 @@ def admit(path: Path, cache_root: Path) -> Admitted:
 
     Raises:
         ConfigError: the file is missing, of an unknown format, unsafe, damaged or not quantized, or
-            fails its test run, see `_try`.
+            fails its test run, see `_try`; or the reading process crashes.
         UnsupportedError: the library that runs the file is not installed.
     """
     suffix = find_suffix(path)
@@ -155,10 +155,14 @@ def gives_tensors(suffix: str) -> bool:
 
 
 def _read(path: Path, module: str) -> tuple[bytes, dict[str, Any]]:
-    """Return the content as a single file, and its description; runs in its own process.
+    """Return the content as a single file, and its description; called in a separate process.
+
+    Args:
+        module: the name of the reader's module.
 
     Raises:
         ModelError: the file is damaged or unsafe, has no quantized layer, or fails its test run.
+        UnsupportedError: the library that runs the file is not installed.
     """
     substitute = files.name_substitute(path)
     if substitute:
@@ -183,7 +187,7 @@ def _try(contents: Contents, opened: Any) -> Contents:
     """Return the description, completed by a run on zeros.
 
     The run shows whether the batch size is fixed, and the shapes of the outputs. With free sizes in
-    the inputs, the shapes stay as declared, and so does all else if the run fails.
+    the inputs, the shapes stay as declared. If the run then fails, so does the batch size.
 
     Args:
         opened: loads the file as a `RawRun`.

@@ -91,7 +91,7 @@ def read(content: bytes, path: Path) -> Contents:
 
 
 def _unpacked_constants(model: Any) -> dict[int, Any]:
-    """Return the constants that a DEQUANTIZE turns into float32, by the id of its output object.
+    """Return the constants that a DEQUANTIZE turns into float32, by the `id` of the float32 tensor.
 
     TensorFlow's converter stores float16 weights this way, and other tools 8-bit weights.
     """
@@ -123,7 +123,7 @@ def open_tensors(content: bytes, threads: int) -> Tensors:
     """Load a file so that it returns the tensors that its operators compute, dequantized.
 
     These are float32 tensors, and integers with one scale. Conversions are left out, because they
-    repeat a tensor in another dtype. XNNPACK is disabled, see `open_interpreter`.
+    repeat a tensor in another dtype. No operators are fused, see `open_interpreter`.
     """
     model = tflite.read_model(content)
     tensors = model.subgraphs[0].tensors
@@ -163,7 +163,7 @@ def open_tensors(content: bytes, threads: int) -> Tensors:
 def read_constant(model: Any, tensor: Any) -> NDArray[np.float32] | None:
     """Return the values of a constant, dequantized.
 
-    None for a computed tensor, for integers without a known scale, and for unknown dtypes.
+    Returns None for a computed tensor, for integers without a known scale, and for other dtypes.
     """
     if not tflite.is_constant(model, tensor):
         return None
@@ -191,7 +191,7 @@ def read_constant(model: Any, tensor: Any) -> NDArray[np.float32] | None:
 def _scale_blocks(model: Any, levels: NDArray[Any], details: Any) -> NDArray[np.float32] | None:
     """Return weights [channels, inputs], dequantized with one scale for each block of inputs.
 
-    None if the file has zero points, computed scales, or sizes that do not fit.
+    Returns None if the file has zero points, computed scales, or sizes that do not fit.
     """
     of_scales = model.subgraphs[0].tensors[details.scales]
     scales = read_constant(model, of_scales)

@@ -78,6 +78,8 @@ def _dynamic(flags: Collection[str], network: Summary | None) -> Iterator[Advice
         weight_bits=8,
         file_format="IntegerOps",
     )
+
+    # Convolutions decide the speed, matrix products whether sums may saturate
     if "Conv" in operators:
         why = "ConvInteger has no fast kernel: 0.13 (int8) to 0.56 (uint8) of FP32's speed"
         yield Advice(settings, SLOW, why, FRAMEWORKS)

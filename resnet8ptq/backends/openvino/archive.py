@@ -56,7 +56,7 @@ def read(content: bytes) -> Any:
 
 
 def end_at_logits(graph: Any) -> Any | None:
-    """Return the graph without its final softmax; None without one, or with several outputs."""
+    """Return the graph without its final softmax; None if no softmax computes the only output."""
     if len(graph.outputs) != 1:
         return None
     last = graph.get_results()[0].input_value(0).get_node()

@@ -1,6 +1,6 @@
 """Converts a Keras file or a SavedModel to a float or quantized .tflite file, by TensorFlow.
 
-`quantizer` calls `convert` in a separate process, because the main process never imports
+`quantizer` calls `convert` in a separate process, so that the main process does not import
 TensorFlow.
 """
 

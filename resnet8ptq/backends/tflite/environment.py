@@ -154,7 +154,8 @@ def _install(commands: Sequence[Sequence[str]], folder: Path) -> None:
     """Run a pair of commands of `_ways`; raise `UnsupportedError` if one fails."""
     die = partial(confinement.die_with, os.getpid())
     for command in commands:
-        done = run_program([word.replace("{}", str(folder)) for word in command], before=die)
+        words = [word.replace("{}", str(folder)) for word in command]
+        done = run_program(words, before=die)
         if done.returncode:
             raise UnsupportedError(
                 f"{_NEEDS} its packages, which cannot be installed ({last_line(done)}); try again "

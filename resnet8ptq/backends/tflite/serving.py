@@ -19,7 +19,7 @@ _INTEGERS = (np.int8, np.int16)
 
 
 def load(path: Path, engine: str | None) -> Run:
-    """Load a file with one input; its int8 and int16 inputs and outputs become floats.
+    """Load a file with one input; where it takes or returns int8 or int16, callers use floats.
 
     Args:
         engine: has no effect; other backends need it.
@@ -31,13 +31,14 @@ def load(path: Path, engine: str | None) -> Run:
     [details] = interpreter.get_input_details()
     outputs = interpreter.get_output_details()
 
+    # The file takes one sample at a time
     def run(batch: Batch) -> list[Array]:
         [samples] = batch.values()
         rows = [run_one(sample) for sample in np.asarray(samples, np.float32)]
         return [np.stack(part) for part in zip(*rows, strict=True)]
 
     def run_one(sample: Array) -> list[Array]:
-        if details["dtype"] in _INTEGERS:
+        if details["dtype"] in _INTEGERS:  # round to the levels of the input
             scale, zero_point = details["quantization"]
             ends = np.iinfo(details["dtype"])
             levels = np.rint(sample / np.float32(scale)) + np.float32(zero_point)

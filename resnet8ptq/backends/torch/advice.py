@@ -33,6 +33,8 @@ def advise(flags: Collection[str], network: Summary | None) -> Iterator[Advice]:
         why = beyond_x86(flags)
     settings = "backend=torch dtype=int8 per_channel=true"
     yield Advice(settings, TRY, f"{why}{in_float('torch', network)}", "torch's engines")
+
+    # The configurations that are refused or slow
     why = "integer kernels take s8 weights only"
     yield Advice("backend=torch dtype=uint8", CANNOT, why, "FBGEMM, oneDNN: docs/settings.md")
     why = "simulates integer kernels in float: never faster than FP32"

@@ -108,11 +108,14 @@ _OBSERVERS = (RangeObserver, HistogramObserver)
 # output channels differ, and FBGEMM's for 2 x 2 kernels with 8 or 16 channels; the errors exceed
 # the values. Per channel, FX refuses these layers.
 _TRANSPOSED = (torch.nn.ConvTranspose1d, torch.nn.ConvTranspose2d, torch.nn.ConvTranspose3d)
+
+# Operators whose output keeps the scale of the input
 _KEEPING = {
     config.pattern
     for config in get_native_backend_config().configs
     if config.observation_type == ObservationType.OUTPUT_SHARE_OBSERVER_WITH_INPUT
 }
+# Layers whose weights have their own observer
 _OWN_WEIGHTS = {
     torch.nn.LayerNorm: PlaceholderObserver,
     torch.nn.PReLU: SlopeObserver.with_args(dtype=torch.quint8, qscheme=torch.per_tensor_affine),
@@ -195,8 +198,8 @@ def quantize(
 def _preset_ranges(observers: list[tuple[str, RangeObserver]], activations: Activations) -> None:
     """Preset each observer to a range that covers the ranges of its tensors.
 
-    These ranges are calibrated. If some of an observer's tensors have preset ranges, only those
-    count.
+    The range of a tensor is preset or calibrated. If some tensors of an observer have preset
+    ranges, the others' ranges do not count.
 
     Args:
         observers: the observers with the names of their tensors.
@@ -224,9 +227,9 @@ def _preset_ranges(observers: list[tuple[str, RangeObserver]], activations: Acti
 def _find_mixed(graph: onnx.GraphProto) -> list[str]:
     """Return the names of the Concat nodes with a fixed-scale input, such as a Sigmoid's output.
 
-    torch concatenates quantized tensors in the scale of the first. A Sigmoid's scale covers 0 to 1:
-    if it comes first, the others are clipped; otherwise it keeps few levels. These nodes therefore
-    stay in float.
+    torch concatenates quantized tensors in the scale of the first. If a Sigmoid's output is the
+    first, the others are clipped to its range, 0 to 1. If it is not, its values get few levels.
+    These nodes therefore stay in float.
     """
     producers = Links(graph).producers
 

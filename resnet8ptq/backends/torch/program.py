@@ -111,7 +111,10 @@ def _open(path: Path) -> Any:
 
 
 def _end_at_logits(module: Any) -> Predict | None:
-    """Return a copy that ends before the final softmax; None without it or with several outputs."""
+    """Return a copy that ends before the final softmax; None without a softmax.
+
+    Returns None for several outputs, too.
+    """
     graph = torch.fx.Graph()
     outputs = graph.graph_copy(module.graph, {}, return_output_node=True)[0]
     if len(outputs) != 1:

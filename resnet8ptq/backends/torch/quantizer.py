@@ -110,7 +110,7 @@ class TorchQuantizer(Quantizer):
     def quantize(
         self, model: Fp32Model, decisions: Decisions, calibration: Split, folder: Path
     ) -> Artifact:
-        """Quantize by `backend.flow`, `method` and `dtype`, and save; dtype=fp32 is only saved.
+        """Quantize by `backend.flow`, `method` and `dtype`, except for dtype=fp32, and save.
 
         Raises:
             UnsupportedError: torch cannot convert, trace or run the network, or none of its layers

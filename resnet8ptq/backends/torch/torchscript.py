@@ -64,7 +64,7 @@ def load(path: Path) -> Predictor:
 
 
 def _open_logits(path: Path) -> Predict | None:
-    """Return a copy that ends before the final softmax; None without one.
+    """Return a copy that ends before the final softmax; None without a softmax.
 
     Freezing gives one flat graph, which can be cut.
     """
