@@ -126,7 +126,7 @@ class Resolved:
         weight_scheme, activation_scheme: `symmetric` or `affine`; None if not reported.
         file_format: the format of the artifact; None for dtype=fp32.
         engine: torch's integer engine, or `openvino`, followed by its float type unless that is
-            float32; None for others.
+            float32; None otherwise.
     """
 
     weight_dtype: str = "float32"
@@ -347,7 +347,7 @@ class Quantizer(ABC):
         """Write the quantized model into `folder`; for dtype=fp32, the network without rounding.
 
         Args:
-            model: the network; quantizers read its ONNX file, or that of TFLite its source.
+            model: the network; quantizers read its ONNX file; TFLite's may read its source.
             decisions: bits, layers in float and ranges; a quantizer must not read these from the
                 settings.
             calibration: samples that determine the activation ranges.
@@ -367,6 +367,10 @@ class Quantizer(ABC):
         Args:
             artifact: the result of `quantize`.
             model, calibration: the arguments of `quantize`.
+
+        Raises:
+            QuantizationError: the file is invalid.
+            UnsupportedError: the framework cannot run the file, or returns outputs of other shapes.
         """
         return {}
 

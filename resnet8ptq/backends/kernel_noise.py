@@ -65,7 +65,7 @@ class KernelNoise:
     def exceeds(self) -> bool:
         """Whether the kernels miss the limit, and add more noise than the quantization.
 
-        False if `is_nearer`, because the definition is then in doubt.
+        It is False if `is_nearer`, because the definition is then in doubt.
         """
         is_noisy = self.quantization_db is not None and self.kernels_db < self.quantization_db
         return is_noisy and not self.is_nearer

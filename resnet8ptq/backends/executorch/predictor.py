@@ -90,7 +90,7 @@ class LoadedProgram:
 
 
 def find_missing(content: bytes) -> list[str]:
-    """Return the program's operators that the runtime lacks; with any, it cannot load the file."""
+    """Return the program's operators that the runtime lacks, so that it cannot load the program."""
     _POOL.resize(_POOL.threads or 1)
     from executorch.exir._serialize._program import deserialize_pte_binary
     from executorch.runtime import Runtime

@@ -91,7 +91,7 @@ class RunsInOpenvino(Quantizer):
 
 
 class OpenvinoQuantizer(RunsInOpenvino):
-    """See `contract.Quantizer`."""
+    """Writes files with the quantizer of `backends.onnx`, and runs them in OpenVINO."""
 
     @property
     def level_pools(self) -> tuple[str, ...]:
@@ -128,7 +128,7 @@ class OpenvinoQuantizer(RunsInOpenvino):
 
         Raises:
             UnsupportedError: OpenVINO cannot compile the quantized file, or computes every layer in
-                float; see also `OnnxQuantizer.quantize`.
+                float; see also `contract.Quantizer`.
             QuantizationError: the file is invalid, or OpenVINO crashes.
         """
         artifact = self._writer.quantize(model, decisions, calibration, folder)
