@@ -218,8 +218,8 @@ class FileQuantizer(Quantizer):
     def _find_fp32(self, model: Fp32Model) -> str:
         """Return the framework that runs the FP32 network by default.
 
-        This is the file's framework. For a TFLite file, it is ONNX Runtime if TensorFlow's
-        converter does not take the network, or with model.fold=false.
+        This is the file's framework, except for some TFLite files: it is ONNX Runtime if
+        TensorFlow's converter does not take the network, or with model.fold=false.
         """
         if self._engine != "tflite":
             return self._engine

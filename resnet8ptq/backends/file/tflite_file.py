@@ -254,15 +254,19 @@ def _ports(model: Any, indices: Any, kind: str) -> tuple[Port, ...]:
 
 def _port(tensor: Any, name: str) -> Port:
     shape = tensor.shape if tensor.shapeSignature is None else tensor.shapeSignature
-    sizes = tuple(None if size < 0 else int(size) for size in shape[1:])
-    name = name or tflite.name_of(tensor)
-    dtype = _NAMES[tensor.type]
+    sizes: list[int | None] = []
+    for size in shape[1:]:
+        sizes.append(None if size < 0 else int(size))  # -1 is a free size
+    port = Port(name or tflite.name_of(tensor), tuple(sizes), _NAMES[tensor.type])
+
+    # An integer port may have a scale
     parameters = tensor.quantization
-    if dtype not in ("int8", "uint8", "int16") or parameters is None or parameters.scale is None:
-        return Port(name, sizes, dtype)
+    has_scale = parameters is not None and parameters.scale is not None
+    if port.dtype not in ("int8", "uint8", "int16") or not has_scale:
+        return port
     scale = float(parameters.scale[0])
     zero_point = int(parameters.zeroPoint[0])
-    return rounded(Port(name, sizes, dtype), scale, zero_point, levels=dtype)
+    return rounded(port, scale, zero_point, levels=port.dtype)
 
 
 def _layer(layer: tflite.TfliteLayer) -> Layer:

@@ -160,9 +160,10 @@ class OnnxQuantizer(Quantizer):
         return resolved
 
     def fit(self, model: Fp32Model) -> dict[str, object]:
-        """Choose the format if it is `auto`; see `contract.Quantizer`.
+        """Check that the settings suit the network, and choose the format if it is `auto`.
 
-        With method=weight_only, `op_types` becomes the operators that the method quantizes.
+        With method=weight_only, `op_types` becomes the operators that the method quantizes. See
+        also `contract.Quantizer`.
 
         Raises:
             UnsupportedError: the settings leave the method no layer, or `float_output` is

@@ -99,7 +99,7 @@ class OpenvinoQuantizer(RunsInOpenvino):
         return self._writer.level_pools
 
     def resolve(self, decisions: Decisions | None = None) -> Resolved:
-        """Return the file's dtypes and schemes, with OpenVINO as the engine; see the contract."""
+        """Return dtypes and schemes, with OpenVINO as the engine; see `contract.Quantizer`."""
         if self.config.dtype.is_fp32:
             return self.with_engine(Resolved())
         if self.config.computes_in_float:

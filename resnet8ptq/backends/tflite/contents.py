@@ -46,7 +46,7 @@ class TfliteLayer:
 
     Attributes:
         code: the operator's name, one of `LAYERS`.
-        bias: the bias; None if the layer has no bias.
+        bias: the tensor of the bias; None if the layer has no bias.
     """
 
     operator: Any
@@ -251,8 +251,10 @@ def transpose_output(model: Any, number: int, axes: Sequence[int]) -> None:
     graph.operators.append(operator)
 
     # Outputs and signatures name tensors by their index
-    outputs = [int(index) for index in graph.outputs]
-    graph.outputs = [new if index == old else index for index in outputs]
+    outputs = []
+    for index in map(int, graph.outputs):
+        outputs.append(new if index == old else index)
+    graph.outputs = outputs
     for signature in model.signatureDefs or ():
         for output in signature.outputs:
             if output.tensorIndex == old:

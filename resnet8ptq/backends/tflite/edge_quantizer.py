@@ -248,10 +248,12 @@ def _run(content: bytes, recipe: Recipe, statistics: dict[str, Any]) -> bytes:
 
 def _config(scheme: Scheme) -> dict[str, Any]:
     """Return ai-edge-quantizer's configuration for operators that compute on integers."""
+    activation_bits = 16 if scheme.wide else 8
+    granularity = "CHANNELWISE" if scheme.per_channel else "TENSORWISE"
     return {
         "compute_precision": "INTEGER",
         "activation_tensor_config": {
-            "num_bits": 16 if scheme.wide else 8,
+            "num_bits": activation_bits,
             "symmetric": scheme.symmetric,
             "granularity": "TENSORWISE",
             "dtype": "INT",
@@ -259,7 +261,7 @@ def _config(scheme: Scheme) -> dict[str, Any]:
         "weight_tensor_config": {
             "num_bits": 8,
             "symmetric": True,
-            "granularity": "CHANNELWISE" if scheme.per_channel else "TENSORWISE",
+            "granularity": granularity,
             "dtype": "INT",
         },
     }
@@ -273,10 +275,12 @@ def _rule(scopes: Iterable[str], operation: str, config: dict[str, Any] | None) 
         operation: the library's name of the operator type; `*` stands for all.
         config: see `_config`; None leaves the operators in float.
     """
+    any_scope = "|".join(map(re.escape, scopes))
+    algorithm = "min_max_uniform_quantize" if config else "no_quantize"
     return {
-        "regex": f"^(?:{'|'.join(map(re.escape, scopes))})$",
+        "regex": f"^(?:{any_scope})$",
         "operation": operation,
-        "algorithm_key": "min_max_uniform_quantize" if config else "no_quantize",
+        "algorithm_key": algorithm,
         "op_config": config or {},
     }
 

@@ -165,7 +165,9 @@ def _to_dense_layers(model: ir.Model) -> None:
         [output] = last.outputs
 
         # A Gemm takes rows; after a loop, the batch size is not inferred
-        shape = [size if isinstance(size, int) else -1 for size in output.shape or ()]
+        shape = []
+        for size in output.shape or ():
+            shape.append(size if isinstance(size, int) else -1)
         write = Writer(last)
         rows = f"{output.name}__rows"
         product = f"{output.name}__product"

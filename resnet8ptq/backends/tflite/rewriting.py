@@ -153,8 +153,8 @@ def scale_activations(model: Any, names: list[str], graph: onnx.GraphProto, rang
     """Set the scales and zero points of the int8 activations, in place.
 
     The outputs of pools and moves take the scale of their input. The outputs of operators with a
-    fixed range, such as a softmax, keep their own. Average pools over whole maps become means, see
-    `_pools_to_means`.
+    fixed range, such as a softmax, keep their scale. Average pools over whole maps become means,
+    see `_pools_to_means`.
 
     Args:
         names: see `match_layers`.
@@ -319,7 +319,7 @@ def _name_activations(model: Any, names: list[str], graph: onnx.GraphProto) -> d
 
 
 def _find_node(graph: onnx.GraphProto, kind: str, inputs: list[str]) -> onnx.NodeProto | None:
-    """Return the first node of an operator with these inputs, in any order, or None."""
+    """Return the first node of a kind with these inputs, in any order; None without such a node."""
     wanted = sorted(inputs)
     for node in graph.node:
         if node.op_type == kind and sorted(node.input) == wanted:

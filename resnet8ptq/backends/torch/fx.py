@@ -262,9 +262,9 @@ def _find_opaque(module: Any) -> list[str]:
 def _share_observers(prepared: Any) -> None:
     """Share one observer among the tensors at an operator with one scale, such as a Concat.
 
-    FX shares observers operator by operator. A tensor that two such operators read then loses the
-    first one's observer, as in the feature pyramid of a detector. torch then clips the inputs of a
-    Concat to the range of the first input.
+    FX shares observers operator by operator. If two operators with one scale read a tensor, as in
+    the feature pyramid of a detector, the tensor loses the observer of the first operator. torch
+    then clips the inputs of a Concat to the range of the first input.
     """
     modules = dict(prepared.named_modules(remove_duplicate=False))
     settings = prepared.meta["_observed_graph_module_attrs"].node_name_to_qconfig
@@ -296,8 +296,8 @@ def _share_observers(prepared: Any) -> None:
 def _free_inputs(prepared: Any, observer: Any) -> None:
     """Observe the inputs of operators with a fixed output scale, such as Softmax.
 
-    After an operator without a quantized kernel, such as a Reshape, FX gives the input the scale of
-    the output.
+    If the input comes from an operator without a quantized kernel, such as a Reshape, FX gives it
+    the scale of the output.
     """
     modules = dict(prepared.named_modules())
     for node in prepared.graph.nodes:

@@ -99,7 +99,7 @@ def save(module: Any, example: Example, path: Path, *_: bool) -> None:
 
 
 def load(path: Path) -> Predictor:
-    """Load a program that `save` wrote; raise `QuantizationError` for other content."""
+    """Load a program that `save` wrote; raise `QuantizationError` if it is damaged or unsafe."""
     module = _open(path)
     return Predictor(partial(infer, module), partial(_end_at_logits, module))
 
