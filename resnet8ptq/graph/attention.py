@@ -1,7 +1,7 @@
 """Finds attention in ONNX graphs: its matrix products, its masks, and the nodes around it.
 
-Attention multiplies computed tensors: queries by keys, whose product reaches a Softmax, and the
-result of that Softmax by values (Vaswani et al., "Attention Is All You Need", NeurIPS 2017).
+Attention multiplies computed tensors. The product of queries and keys reaches a Softmax, whose
+result is multiplied by values (Vaswani et al., "Attention Is All You Need", NeurIPS 2017).
 """
 
 from collections.abc import Callable, Collection, Iterable

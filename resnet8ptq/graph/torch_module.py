@@ -232,8 +232,8 @@ def _ease(graph: onnx.GraphProto) -> None:
     """Name nodes without a name, and rewrite forms that onnx2torch or torch refuses, in place.
 
     onnx2torch misreads an empty name at the end of a node's inputs as a tensor. It refuses axes
-    that are a single number, which exporters write, and a Clip without a minimum. torch's quantized
-    clamp refuses a Clip with a single bound.
+    that are a single number, which exporters write. It also refuses a Clip without a minimum.
+    torch's quantized clamp refuses a Clip with a single bound.
     """
     constants = Links(graph).constants
     for index, node in enumerate(graph.node):
@@ -355,7 +355,7 @@ def name_tensors(
 
     onnx2torch names a module after its ONNX node; the last node traced in it computes the output. A
     convolution with unequal padding before and after an axis becomes two modules, `name.0` and
-    `name.1`; the padded tensor gets the name of the tensor before padding.
+    `name.1`. The padded tensor gets the name of the tensor before padding.
 
     Args:
         traced: a `torch.fx.Graph`.

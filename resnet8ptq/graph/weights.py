@@ -87,8 +87,8 @@ def biased_output(graph: Linked, node: onnx.NodeProto) -> str:
 def write_input(graph: Linked, node: onnx.NodeProto, index: int, values: NDArray[Any]) -> None:
     """Replace the values of a constant input by `values`, as float32.
 
-    The node gets a new constant instead if the old one has another reader or is an output, or if
-    the input has no name yet.
+    The node gets a new constant if the old one is shared (`Links.is_shared`), or if the input has
+    no name yet.
     """
     links = Links.of(graph)
     name = node.input[index]

@@ -29,8 +29,8 @@ def find_inputs(graph: onnx.GraphProto) -> dict[str, int]:
     """Return the batch axis of each input whose first axis has another meaning and a fixed size.
 
     The batch size is the first named size among the inputs' first axes, or 1 if none is named. The
-    batch axis of an input is its only axis of this size. If an input lacks the named size, its only
-    axis of size 1 is the batch axis, because exporters fix the batch size of an initial state.
+    batch axis of an input is its only axis of this size. Exporters fix the batch size of an initial
+    state, so in an input without the named size, the only axis of size 1 is the batch axis.
     """
     shapes = {}
     firsts = []  # the size, or the name of a free size, of each input's first axis

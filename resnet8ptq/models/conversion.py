@@ -347,8 +347,8 @@ def _run_on(
 def _find_batch(network: Network, samples: SampleArray) -> Network:
     """Fix the batch size at 1 if the file declares it free but the graph only runs one sample.
 
-    Two kinds of outputs also need a batch of 1: a scalar, which is one number for the whole batch,
-    and an output whose size depends on data, such as detections.
+    Two kinds of outputs also need a batch of 1. A scalar is one number for the whole batch, and the
+    size of detections depends on data.
     """
     graph = network.proto.graph
     if read_contract(graph).batch is not None:
@@ -473,9 +473,9 @@ def find_final(outputs: Outputs, samples: SampleArray) -> str:
     """Return the kind of a network's outputs: `probabilities`, `logits` or `values`.
 
     A single float output [n, classes] holds probabilities if its rows are not negative and sum to 1
-    within 1e-3; a single class needs values between 0 and 1 instead. Otherwise the output holds
-    logits. Further axes of size 1 do not matter. All other outputs are values, and so is an output
-    with the shape of the samples, such as a reconstruction.
+    within 1e-3. With a single class, its values must lie between 0 and 1 instead. Otherwise the
+    output holds logits. Further axes of size 1 do not matter. All other outputs are values, and so
+    is an output with the shape of the samples, such as a reconstruction.
     """
     if len(outputs) != 1:
         return VALUES

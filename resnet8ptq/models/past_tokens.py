@@ -77,8 +77,8 @@ def _write_shape(
 ) -> None:
     """Replace the shape that a node reads by the shape of an empty input.
 
-    The new shape is the batch size of the input `other`, then the sizes of `past`. The free size,
-    the number of earlier tokens, becomes 0.
+    The new shape is the batch size of the input `other`, then the other sizes of `past`. The number
+    of earlier tokens, which is the free size, becomes 0.
 
     Args:
         axis: the name of a constant with the index of the batch axis, 0.

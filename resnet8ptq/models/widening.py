@@ -28,8 +28,8 @@ _SETTINGS = ("to", "dtype", "output_datatype", "stash_type", "softmax_precision"
 def find_dtype(proto: onnx.ModelProto) -> int | None:
     """Return the first type of `DTYPES` in which a layer has its weights, inner graphs included.
 
-    Without such a layer, returns the first type of an input that is in `DTYPES` and that samples
-    cannot have, such as float64 before a Cast. Returns None if there is no such input either.
+    Without such a layer, the inputs decide: the result is the first of their types that is in
+    `DTYPES` and that samples cannot have, such as float64. Returns None if neither exists.
     """
     for dtype in DTYPES:
         if _has_layers(proto, dtype):
@@ -71,7 +71,8 @@ def _has_layers(proto: onnx.ModelProto, dtype: int) -> bool:
 def to_float32(proto: onnx.ModelProto, dtype: int) -> onnx.ModelProto:
     """Return the model with float32 in place of `dtype`, in constants, declarations and attributes.
 
-    Casts from float32 to float32 are dropped. `proto` must not be used afterwards.
+    `_drop_casts` removes the Casts that no longer change a type. `proto` must not be used
+    afterwards.
     """
     for tensor in list(find_all(proto, TensorProto)):
         if tensor.data_type == dtype:

@@ -236,8 +236,8 @@ def keeps_tail(graph: onnx.GraphProto, float_tail: bool | None) -> bool:
 
     Args:
         float_tail: the answer, unless it is None. With None, they stay in float if one of them is a
-            Concat that joins values of different operators, such as coordinates in pixels and the
-            scores of a Sigmoid. Such values share no useful 8-bit scale.
+            Concat of values of different operators. Such values, for example coordinates in pixels
+            and the scores of a Sigmoid, share no useful 8-bit scale.
     """
     if float_tail is not None:
         return float_tail

@@ -17,10 +17,9 @@ from resnet8ptq.precision.grid import ActivationScheme, WeightScheme
 class FakeQuantize(nn.Module):  # type: ignore[misc]
     """Rounds activations to the levels of a learned range.
 
-    The module learns the logarithm of each end's growth factor. As in Jain et al., "Trained
-    Quantization Thresholds for Accurate and Efficient Fixed-Point Inference of Deep Neural
-    Networks", MLSys 2020, one learning rate therefore fits ranges of any size. No end crosses zero,
-    so zero stays a level.
+    The module learns the logarithm of each end's growth factor, so one learning rate fits ranges of
+    any size (Jain et al., "Trained Quantization Thresholds for Accurate and Efficient Fixed-Point
+    Inference of Deep Neural Networks", MLSys 2020). No end crosses zero, so zero stays a level.
 
     Attributes:
         drop: probability that a value is not rounded, see `corrections.reconstruction`.

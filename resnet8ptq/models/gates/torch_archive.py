@@ -1,8 +1,8 @@
 """Checks the zip archive of an exported program before torch reads it.
 
-`torch.export.load` can execute the content of an archive, so only the records that a network needs
-are allowed. torch gets a copy of the checked records, because two readers of one zip file may read
-different content.
+Only the records that a network needs are allowed, because `torch.export.load` can execute the
+content of an archive. Two readers of one zip file may read different content, so torch gets a copy
+of the checked records.
 """
 
 import io

@@ -71,8 +71,8 @@ class ReadGraph:
     """The graph of a file, before it is normalized.
 
     Attributes:
-        proto: the graph, in which the batch axis of each input is the first, and an If with a
-            constant condition is replaced by its branch.
+        proto: the graph. The batch axis of each input is the first, and a branch replaces each If
+            with a constant condition.
         original: the model that runs for comparison, serialized.
         moved, original_dtype, emptied: see `Network`.
     """
