@@ -117,7 +117,7 @@ def _read_predictions(test: PairedTest, path: Path, kept: dict[bytes, Array]) ->
         if unpacked_bytes > MAX_BYTES:
             raise ValueError(f"it unpacks to more than {MAX_BYTES} bytes")
 
-    # Read the arrays, each once for all runs
+    # Read the arrays, and keep equal ones of several runs once
     shared = {}
     with np.load(path, allow_pickle=False) as arrays:
         for name in arrays:

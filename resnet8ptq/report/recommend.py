@@ -548,7 +548,8 @@ def find_use(
 
 def check_use(use: str) -> None:
     """Raise `ConfigError` if no sweep could have a recommendation for a use."""
-    known = [*USES, *(f"best_{name}" for name in find_backends())]
+    of_backends = [f"best_{name}" for name in find_backends()]
+    known = [*USES, *of_backends]
     if use not in known:
         raise ConfigError(no_such_name("use", use, known))
 

@@ -123,8 +123,8 @@ def assess_sweep(sweep: SweepSummary, use: str = RECOMMENDED) -> Answer:
     sweep has none.
 
     Raises:
-        ConfigError: the sweep recommends FP32 itself or several runs for the use, or only models
-            for other uses.
+        ConfigError: the use is unknown, or the sweep recommends FP32 itself or several runs for it,
+            or only models for other uses.
         TrackingError: no run was measured, and at least one has neither ended as `ok` nor as
             `unsupported`.
     """

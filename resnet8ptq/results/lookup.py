@@ -188,7 +188,7 @@ def _read_newest(newest: NewestRun, tracking: TrackingConfig) -> Runs | None:
     if record.is_analysis or not record.ended:
         return None
     if record.kind == SWEEP and SharedSweep.load(folder).resume:
-        return None  # the sweep has runs of other folders
+        return None  # the sweep may have runs of other folders
     keys = {record.key, *(job.key for job in sync.load_records(folder))}
     if keys != newest.ids.keys():
         return None

@@ -303,7 +303,7 @@ def _make_y_axis(points: Sequence[Point], most: float) -> tuple[float, Axis]:
 
 
 def find_front(costs: NDArray[np.float64]) -> list[int]:
-    """Return the Pareto-optimal points of [n, objectives]; lower costs are better.
+    """Return the indices of the Pareto-optimal points in [n, objectives]; lower costs are better.
 
     A point is dominated by another that is nowhere worse and somewhere better. Equal points do not
     dominate each other.
