@@ -235,7 +235,9 @@ def plain(text: str) -> str:
 
 
 def list_names(names: Iterable[str], separator: str = ", ", mistyped: str = "") -> str:
-    """Return names for a message: at most 20, cut at 300 characters; of more, also their number.
+    """Return names for a message: the first 20, cut at 300 characters.
+
+    For more than 20 names, the text also has their number.
 
     >>> list_names(["id", "text", "label"], mistyped="labels")
     'label, id, text'

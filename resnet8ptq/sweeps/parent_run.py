@@ -32,7 +32,7 @@ def begin(tracking: TrackingConfig, folder: Path, tags: Mapping[str, str]) -> "t
     store = open_store(tracking)
     name = f"sweep {folder.parent.name} {folder.name}"
 
-    # Mention a killed sweep before its successor replaces it as the newest
+    # Mention an interrupted sweep before its successor replaces it as the newest
     with in_one_line(store):
         killed = resume.find_killed(store, tags["sweep_key"])
         if killed is not None:
