@@ -76,7 +76,7 @@ class PairedLatency:
 
 
 def _read_blocks(kept: Any) -> dict[str, Blocks]:
-    """Return the latencies of each model; raise `ValueError` if a latency is not above 0."""
+    """Return each model's latencies; raise `ValueError` unless each has some, all above 0."""
     by_name = {}
     for name, times in kept.items():
         blocks = [float(time) for time in times]
