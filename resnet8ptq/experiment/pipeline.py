@@ -3,7 +3,7 @@
 import logging
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -36,6 +36,7 @@ from resnet8ptq.experiment.settings import Settings
 from resnet8ptq.experiment.stopping import make_stopping_plan
 from resnet8ptq.experiment.workspace import Prepared, Workspace
 from resnet8ptq.graph.layers import find_tail
+from resnet8ptq.models.batch_axis import static_tensors
 from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.precision.plan import find_float_nodes, find_quantized_layers, keeps_tail
 from resnet8ptq.tasks.scoring.comparison import Comparison
@@ -255,12 +256,13 @@ def _float_operators(work: Workspace, prepared: Prepared) -> dict[str, str]:
     if without or not config.backend.descriptor.operators:
         return {}
     graph = onnx.load(prepared.network.onnx_path).graph
+    known = config.backend.descriptor.find_operators()
+    _say_unknown(graph, config.backend.name, known)
     if not keeps_tail(graph, config.float_tail):
         return {}
 
     # Count the operators by type
     left = {*find_float_nodes(graph, work.settings.quantizer.select(prepared.decisions))}
-    known = config.backend.descriptor.find_operators()
     count: Counter[str] = Counter()
     for node in graph.node:
         if node.name in left or node.op_type not in known:
@@ -274,6 +276,17 @@ def _float_operators(work: Workspace, prepared: Prepared) -> dict[str, str]:
             _list_counts(in_tail),
         )
     return {"float_operators": _list_counts(count)}
+
+
+def _say_unknown(graph: onnx.GraphProto, backend: str, known: Collection[str]) -> None:
+    """Print the operators that a backend never quantizes; without those of shapes and constants."""
+    static = static_tensors(graph)
+    count: Counter[str] = Counter()
+    for node in graph.node:
+        if node.op_type not in known and not static.issuperset(node.output):
+            count[node.op_type] += 1
+    if count:
+        log.info("in float, as backend=%s does not quantize them: %s", backend, _list_counts(count))
 
 
 def _list_counts(operators: Mapping[str, int]) -> str:

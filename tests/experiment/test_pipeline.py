@@ -24,7 +24,7 @@ from resnet8ptq.data.dataset import Dataset, Split
 from resnet8ptq.data.sampling import draw_calibration
 from resnet8ptq.evaluation.inference import targets_of
 from resnet8ptq.evaluation.result import RunResult
-from resnet8ptq.experiment import preparation
+from resnet8ptq.experiment import pipeline, preparation
 from resnet8ptq.experiment.settings import resolve
 from resnet8ptq.experiment.workspace import Workspace
 from resnet8ptq.graph.layers import weight_layers
@@ -293,3 +293,15 @@ def test_accuracy_is_reproduced(backend, dtype, per_channel, expected, request, 
     scores = score(config, network, dataset, tmp_path)
     assert 100 * scores.value == pytest.approx(expected, abs=0.3)
     assert np.isfinite(scores.probabilities).all()
+
+
+def test_operators_that_the_backend_never_quantizes_are_named(caplog):
+    nodes = [
+        onnx.helper.make_node("PRelu", ["x", "slope"], ["positive"]),
+        onnx.helper.make_node("Relu", ["positive"], ["y"]),
+        onnx.helper.make_node("Shape", ["x"], ["sizes"]),
+    ]
+    graph = onnx.helper.make_graph(nodes, "network", [], [])
+    caplog.set_level("INFO")
+    pipeline._say_unknown(graph, "onnx", BACKENDS["onnx"].find_operators())
+    assert "in float, as backend=onnx does not quantize them: PRelu 1" in caplog.messages
