@@ -25,7 +25,8 @@ class Operator:
     Attributes:
         kind: XNNPACK's name of a delegated operator; torch's name of any other.
         delegated: whether XNNPACK runs the operator.
-        integer: whether XNNPACK runs the operator, and its activations in and out have 8 bits.
+        integer: whether XNNPACK runs the operator, and its input and output activations have 8
+            bits.
     """
 
     kind: str

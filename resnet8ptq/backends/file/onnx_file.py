@@ -477,7 +477,7 @@ class _Graph:
         return {}
 
     def _only_taker(self, name: str, operator: str) -> onnx.NodeProto | None:
-        """Return the only consumer of a tensor; None for several, none or another operator."""
+        """Return the only consumer of a tensor if it is this operator; otherwise None."""
         takers = self.consumers.get(name, [])
         if len(takers) != 1 or takers[0].op_type != operator:
             return None

@@ -49,8 +49,8 @@ class MatchedNetwork:
         """Return each output [n, ...]; with a fixed batch size, run in parts of that size.
 
         Raises:
-            ModelError: the samples do not fit an input without a scale, or an output has another
-                number of values than that of the network.
+            ModelError: an integer input has no scale, and the samples are not whole numbers; or an
+                output has another number of values than that of the network.
         """
         arrays = self._prepare(batch)
         size = self.contents.batch or len(batch)

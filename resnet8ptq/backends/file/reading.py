@@ -187,7 +187,7 @@ def _try(contents: Contents, opened: Any) -> Contents:
     """Return the description, completed by a run on zeros.
 
     The run shows whether the batch size is fixed, and the shapes of the outputs. With free sizes in
-    the inputs, the shapes stay as declared; if the run then fails, the batch size does so, too.
+    the inputs, the shapes stay as declared; if the run then fails, the batch size stays, too.
 
     Args:
         opened: loads the file as a `RawRun`.

@@ -101,8 +101,8 @@ class NncfQuantizer(RunsInOpenvino):
     def fit(self, model: Fp32Model) -> dict[str, object]:
         """Check that OpenVINO reads the network; return no settings, see `contract.Quantizer`.
 
-        The function warns if `model_type` is not set for an integer network with attention: NNCF
-        then also quantizes normalizations and sums.
+        Unless dtype=fp32, the function warns if `model_type` is not set for a network with
+        attention: NNCF then also quantizes normalizations and sums.
         """
         with errors_as(UnsupportedError, "backend=openvino_nncf: OpenVINO cannot read the network"):
             read_graph(model.onnx_path)

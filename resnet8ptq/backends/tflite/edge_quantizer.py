@@ -134,7 +134,10 @@ def _layer_before(name: str, producers: Mapping[str, onnx.NodeProto]) -> onnx.No
 
 
 def tensors_around(model: Any, operators: Iterable[Any]) -> set[int]:
-    """Return the indices of the operators' tensors, and of tensors that `MOVES` move into these."""
+    """Return the indices of the operators' tensors, and of the tensors moved into these.
+
+    Operators in `MOVES` move tensors.
+    """
     around: set[int] = set()
     for operator in operators:
         around.update(map(int, (*operator.inputs, *operator.outputs)))

@@ -390,7 +390,8 @@ class TfliteQuantizer(Quantizer):
     ) -> bytes:
         """Return the converter's file with the weights and ranges of this run.
 
-        The file is returned unchanged if the converter's own weights and ranges hold.
+        The file stays unchanged with method=dynamic, and if the converter has already written these
+        weights and ranges.
         """
         config = self.config
         plan = self.plan(decisions)
