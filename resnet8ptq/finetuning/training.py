@@ -276,7 +276,7 @@ def augment(images: NDArray[np.uint8], random: np.random.Generator) -> NDArray[n
 
 
 def _save(state: dict[str, Any], path: Path) -> None:
-    """Write a checkpoint behind its SHA-256: torch does not detect flipped bits when it reads."""
+    """Write a checkpoint with its SHA-256 in front, because torch does not detect flipped bits."""
     content = io.BytesIO()
     torch.save(state, content)
     digest = hashlib.sha256(content.getvalue()).digest()

@@ -229,7 +229,7 @@ class ActivationScheme:
 
     @property
     def steps(self) -> int:
-        """Number of steps between the lowest and the highest level; even if symmetric."""
+        """Number of steps between the lowest and the highest level, an even number if symmetric."""
         levels = 2**self.bits
         if self.symmetric:
             levels -= 1  # without the lowest level, which has no opposite

@@ -71,8 +71,8 @@ class ReadGraph:
     """The graph of a file, before it is normalized.
 
     Attributes:
-        proto: the graph. The batch axis of each input is the first, and a branch replaces each If
-            with a constant condition.
+        proto: the graph, with the batch axis of each input in front. A branch replaces each If with
+            a constant condition.
         original: the model that runs for comparison, serialized.
         moved, original_dtype, emptied: see `Network`.
     """
