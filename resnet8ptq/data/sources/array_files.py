@@ -128,7 +128,7 @@ def _name_files(paths: Iterable[Path]) -> dict[str, Path]:
 
 
 def find_names(root: Path) -> list[str]:
-    """Return the names of the arrays in a file or a folder; empty for a file of one array.
+    """Return the names of the arrays in a folder or an .npz file; empty for other files.
 
     Raises:
         DataError: a file is damaged.

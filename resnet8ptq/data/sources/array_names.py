@@ -1,4 +1,4 @@
-"""Finds the arrays that hold inputs, labels and groups, by settings or usual names."""
+"""Finds the arrays that hold inputs, labels and groups, by their names."""
 
 import logging
 import re
@@ -102,7 +102,7 @@ def choose(arrays: Arrays, config: ArraysConfig, root: Path) -> list[Chosen]:
 
     Raises:
         ConfigError: a name in the settings is neither an array nor a file, inputs or labels are not
-            recognized, or `data.groups` is set for a split.
+            recognized, several arrays have a usual name, or `data.groups` is set for a split.
     """
     for key in KEYS:
         name = getattr(config, key.removeprefix("data."))

@@ -1,4 +1,4 @@
-"""`data=arrays`: .npz, .npy and idx files, whose arrays hold inputs, labels and groups."""
+"""`data=arrays`: data sets of arrays in .npz, .npy and idx files."""
 
 import hashlib
 import logging

@@ -111,7 +111,7 @@ class DataTable:
         return frozenset(indices)
 
     def pick(self, usual: Sequence[str]) -> str | None:
-        """Return the only column with a usual name; see `pick`."""
+        """Return the only column with a usual name; see `array_names.pick`."""
         return pick(self.names, usual, self.source)
 
 

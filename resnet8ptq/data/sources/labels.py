@@ -1,4 +1,4 @@
-"""Labels of any source in the forms of `Split.labels`, and the names of their classes."""
+"""Checks labels, gives them the forms of `Split.labels`, and names their classes."""
 
 import logging
 from collections.abc import Sequence

@@ -366,7 +366,7 @@ def read_tagged(path: Path) -> pa.Table:
 
     The columns are separated by tabs, or else by spaces. The first column is the word, and the last
     column the tag; others are not read. -DOCSTART- lines are skipped, and so are comments: lines
-    that begin with `# ` and have another number of columns than the words before.
+    that begin with `# `, before the first word or with another number of columns than words have.
 
     Returns:
         A row for each sentence, of lists: `tokens` and `labels`.
