@@ -10,7 +10,7 @@ from resnet8ptq.backends.operators import WITHOUT_TORCH
 from resnet8ptq.backends.torch.program import export, save
 from resnet8ptq.backends.torch.torchscript import Example
 from resnet8ptq.core.errors import UnsupportedError
-from resnet8ptq.graph import torch_module, torch_operators
+from resnet8ptq.graph import torch_imports, torch_operators
 from resnet8ptq.graph.torch_module import to_torch_module
 from tests.helpers import transformers
 
@@ -198,7 +198,7 @@ USED = (
 @pytest.mark.parametrize("opset", [13, 15, 17])
 def test_the_operators_in_use_have_a_converter(opset):
     """In the opsets that networks are raised or lowered to."""
-    torch_module._import_onnx2torch()
+    torch_imports.import_onnx2torch()
     from onnx2torch.node_converters.registry import get_converter
 
     for name in {*USED} - {*torch_operators._CONVERTERS}:
@@ -208,7 +208,7 @@ def test_the_operators_in_use_have_a_converter(opset):
 
 @pytest.mark.parametrize("name", sorted(WITHOUT_TORCH))
 def test_the_operators_that_torch_is_said_to_lack_have_no_converter(name):
-    torch_module._import_onnx2torch()
+    torch_imports.import_onnx2torch()
     from onnx2torch.node_converters.registry import _CONVERTER_REGISTRY
 
     assert name not in {known.operation_type for known in _CONVERTER_REGISTRY}

@@ -6,7 +6,7 @@ import onnx
 
 from resnet8ptq.graph.embeddings import find_tables
 from resnet8ptq.graph.layers import constant_pads, integer_nodes
-from resnet8ptq.graph.torch_module import quantize_tables
+from resnet8ptq.graph.torch_constants import quantize_tables
 from resnet8ptq.graph.torch_operators import InFloat
 from resnet8ptq.precision.plan import Selection, find_float_nodes
 

@@ -20,7 +20,7 @@ from resnet8ptq.core.errors import ModelError, errors_as
 from resnet8ptq.core.records import names_of, pack
 from resnet8ptq.core.text import one_line
 from resnet8ptq.data.fields import find_masked, is_picture
-from resnet8ptq.graph.torch_module import import_torchvision
+from resnet8ptq.graph.torch_imports import import_torchvision
 from resnet8ptq.models.contract import arranged, likely_layouts
 from resnet8ptq.models.sources.contract import Network, Sample
 from resnet8ptq.models.sources.exported_program import from_program
