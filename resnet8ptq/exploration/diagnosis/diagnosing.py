@@ -56,8 +56,8 @@ def analyse(settings: Settings, folder: Path, run: Recorder) -> DiagnosisResult:
     With `analysis.try_changes=false`, nothing is tried or printed. See `dispatch.run_or_analyse`.
 
     Raises:
-        UnsupportedError: the method is not `static`, the backend cannot take a setting, or its
-            files do not give their tensors.
+        UnsupportedError: the method is not `static`, the backend cannot take a setting, its files
+            do not give their tensors, or none is matched.
         PtqError: network or samples cannot be read, or do not fit each other.
     """
     config = settings.config

@@ -87,7 +87,7 @@ class Spread:
     Attributes:
         counts: number of values in each bin; zeros, subnormals, infinities and NaN are left out.
         signal, noise: sums of squares in each bin, of the values and of the errors of rounding.
-        low, high: the ends of all values.
+        low, high: the smallest and the largest of all values.
     """
 
     counts: NDArray[np.float64] = field(default_factory=lambda: np.zeros(_OCTAVES))
