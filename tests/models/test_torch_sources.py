@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import save_file
 
 from resnet8ptq.core.errors import ModelError, ParityError
+from resnet8ptq.graph.links import input_names, output_names
 from resnet8ptq.models import conversion
 from resnet8ptq.models.gates import exported_program as gate
 from resnet8ptq.models.sources import torch_module
@@ -353,9 +354,21 @@ class Named(torch.nn.Module):
         return self.kind(scores=self.layer(x), values=2 * self.layer(x))
 
 
-@pytest.mark.parametrize("kind", [dict, OrderedDict, namedtuple("Named", "scores values")])
-def test_a_module_may_return_its_outputs_by_name(tmp_path, kind):
+@pytest.mark.parametrize(
+    ("kind", "names"),
+    [
+        (dict, ["scores", "values"]),
+        (OrderedDict, ["scores", "values"]),
+        (namedtuple("Named", "scores values"), None),
+        (lambda scores, values: {"x": scores, "y": values}, None),  # the input is x
+        (lambda scores, values: {"a": scores, "b": scores}, None),
+    ],
+)
+def test_a_module_may_return_its_outputs_by_name(tmp_path, kind, names):
     path = tmp_path / "a.pt2"
     x = np.ones((2, 4), np.float32)
     torch.export.save(torch_module.export(Named(kind), None, {"x": x}), path)
-    assert [output.shape for output in read_program(path, x[:1]).predict(x)] == [(2, 3)] * 2
+    network = read_program(path, x[:1])
+    assert [output.shape for output in network.predict(x)] == [(2, 3)] * 2
+    assert names in (None, output_names(network.proto.graph))
+    assert input_names(network.proto.graph) == ["x"]

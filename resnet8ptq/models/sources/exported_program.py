@@ -3,6 +3,7 @@
 import contextlib
 import io
 import warnings
+from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ import torch
 
 from resnet8ptq.core.errors import ModelError, errors_as
 from resnet8ptq.core.text import one_line
+from resnet8ptq.graph.links import input_names, output_names
+from resnet8ptq.graph.passes import rename, rewrite
 from resnet8ptq.graph.torch_module import as_tensors
 from resnet8ptq.models.batch_axis import Outputs, Predict, in_full_batches
 from resnet8ptq.models.contract import SampleArray
@@ -50,9 +53,29 @@ def from_program(program: Any, source: Path, sample: Sample) -> Network:
             "eval() on the module before torch.export.export"
         )
     original = _original(program)
-    proto = _to_onnx(program, source)
+    proto = _name_outputs(program, _to_onnx(program, source))
     onnx_gate.check_graph(proto, source)
     return Network(to_supported(proto, source, sample), original, opset(proto))
+
+
+def find_output_names(outputs: Any) -> list[str]:
+    """Return the names of outputs, from their tree; empty unless they are a dict of tensors."""
+    is_dict = outputs.type in (dict, OrderedDict)
+    if not is_dict or not all(child.is_leaf() for child in outputs.children()):
+        return []
+    return list(map(str, outputs.context))
+
+
+def _name_outputs(program: Any, proto: onnx.ModelProto) -> onnx.ModelProto:
+    """Return a program's ONNX graph whose outputs have the names in the dict that it returns.
+
+    The outputs keep torch's names if two of them are one tensor, or if an input has such a name.
+    """
+    names = find_output_names(program.call_spec.out_spec)
+    former = output_names(proto.graph)
+    if len({*former}) != len(names) or not {*names}.isdisjoint(input_names(proto.graph)):
+        return proto
+    return rewrite(proto, [rename(dict(zip(former, names, strict=True)))])
 
 
 def _to_onnx(program: Any, source: Path) -> onnx.ModelProto:

@@ -23,7 +23,7 @@ from resnet8ptq.data.fields import find_masked, is_picture
 from resnet8ptq.graph.torch_imports import import_torchvision
 from resnet8ptq.models.contract import arranged, likely_layouts
 from resnet8ptq.models.sources.contract import Network, Sample
-from resnet8ptq.models.sources.exported_program import from_program
+from resnet8ptq.models.sources.exported_program import find_output_names, from_program
 
 
 def read(source: Path, sample: Sample, name: str, arguments: Mapping[str, Any]) -> Network:
@@ -98,10 +98,13 @@ def export(network: torch.nn.Module, example: Any, samples: Mapping[str, NDArray
 
 
 def _flatten_outputs(program: Any) -> Any:
-    """Make a program return its outputs as a flat tuple, in place; a single tensor stays."""
+    """Make a program return its outputs as a flat tuple, in place.
+
+    A single tensor stays, and so does a dict of tensors, whose keys name the outputs.
+    """
     module = program.module_call_graph[0]  # the outermost module
     outputs = module.signature.out_spec
-    if not outputs.is_leaf():
+    if not outputs.is_leaf() and not find_output_names(outputs):
         flat = (None,) * outputs.num_leaves
         module.signature.out_spec = torch.utils._pytree.tree_structure(flat)
     return program
