@@ -88,7 +88,7 @@ def correct(
         )
         before = _log("reconstruction", before, layers.errors(fp32, corrected, setting))
 
-    # The mean of the error that remains
+    # Remove the mean of the remaining error
     if chosen.bias_correction:
         corrected = bias_correction.correct_biases(fp32, corrected, setting)
         _log("bias_correction", before, layers.errors(fp32, corrected, setting))
