@@ -222,6 +222,8 @@ def _find_axes(
         if not ways and _same_values(port.shape, network):
             pair["shape"] = list(network)
             ways = [None]
+
+    # Another network has other sizes; another layout has them in another order
     if not ways and _differ_in_sizes(port.shape, network):
         raise ConfigError(
             f"{key}: {path} has {port}, the network {tensor}; expected the same sizes: is the "

@@ -147,6 +147,8 @@ def open_tensors(content: bytes, threads: int) -> Tensors:
             if bias is not None:
                 attributes["bias"] = bias.reshape(-1)
         stored[int(layer.operator.outputs[0])] = attributes
+
+    # A run may resize the tensors, so their details are read after it
     network = LoadedFile(open_interpreter(content, threads, keeps_all=True), read_output)
 
     def run(values: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:

@@ -122,6 +122,8 @@ class OnnxQuantizer(Quantizer):
             return resolve_stored(config, file_format="Cast")
         if config.method == "weight_only":
             return weight_only.resolve(config)
+
+        # The other methods quantize both weights and activations
         refuse_others(config, {**WITH_ACTIVATIONS, "method": (_METHODS, "")})
         weights = WeightScheme.of(config, bool(config.reduce_range))
         dtype = DTYPES[config.dtype.name][0]

@@ -370,7 +370,7 @@ def quantize_tables(names: Collection[str]) -> Pass:
             [table, indices] = node.inputs
             [output] = node.outputs
             assert table is not None
-            if table not in stored:
+            if table not in stored:  # several nodes may read one table
                 levels, scale = round_rows(values_of(table))
                 stored[table] = (
                     write.constant(f"{table.name}__levels", levels),

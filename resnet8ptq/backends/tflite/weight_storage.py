@@ -94,8 +94,8 @@ def _store(model: Any, index: int, code: int, axis: int | None) -> Any:
     else:
         small.type = TensorType.INT8
         small.name = f"{contents.name_of(tensor)}_int8".encode()
-        shared = tuple(other for other in range(values.ndim) if other != axis)
-        numbers, scale = round_rows(values, shared)
+        others = set(range(values.ndim)) - {axis}  # a channel's weights share a scale
+        numbers, scale = round_rows(values, tuple(sorted(others)))
         small.quantization = schema.QuantizationParametersT(
             scale=scale.reshape(-1),
             zeroPoint=np.zeros(scale.size, np.int64),

@@ -357,6 +357,8 @@ def _observers(prepared: Any, graph: onnx.GraphProto) -> list[tuple[str, RangeOb
     for activation in fused_activations(graph):
         if activation.op_type == "Clip":
             clipped[activation.input[0]] = activation.output[0]
+
+    # An observer node has the tensor as its argument
     observers = []
     for node in prepared.graph.nodes:
         observer = modules.get(node.target)
