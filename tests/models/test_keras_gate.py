@@ -212,6 +212,26 @@ def test_a_network_of_known_layers_is_taken():
     assert strange(good()) is None
 
 
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [
+        ("RandomErasing", {"factor": 1.0, "scale": [0.02, 0.33], "data_format": "channels_last"}),
+        ("RandomPerspective", {"factor": 1.0, "interpolation": "bilinear", "fill_value": 0.0}),
+        ("RandomHue", {"factor": 0.1, "value_range": [0, 255], "seed": None}),
+        ("Log10", {}),
+        ("Hypot", {}),
+    ],
+)
+def test_augmentations_and_operators_of_one_value_are_taken(kind, settings):
+    assert strange(network(layer(kind, "added", [call(tensor("taken"))], **settings))) is None
+
+
+def test_a_layer_with_code_is_refused_with_other_formats():
+    reason = strange(network(layer("Lambda", "own", [call(tensor("taken"))])))
+    assert "class Lambda" in reason
+    assert "SavedModel or an ONNX file" in reason
+
+
 def change(path: str, value: Any) -> Callable[[], Config]:
     """Return the good network with another value somewhere."""
 

@@ -43,23 +43,27 @@ GlobalAveragePooling2D GlobalAveragePooling3D GlobalMaxPooling1D GlobalMaxPoolin
 GlobalMaxPooling3D GroupNormalization GroupQueryAttention Identity InputLayer LSTM LSTMCell
 LayerNormalization LayerScale LeakyReLU Masking MaxPooling1D MaxPooling2D MaxPooling3D Maximum
 Minimum Model MultiHeadAttention Multiply Normalization PReLU Permute RMSNormalization RNN
-RandomBrightness RandomContrast RandomCrop RandomFlip RandomRotation RandomTranslation RandomZoom
-ReLU RepeatVector Rescaling Reshape Resizing SeparableConv1D SeparableConv2D Sequential SimpleRNN
-SimpleRNNCell Softmax SpatialDropout1D SpatialDropout2D SpatialDropout3D SpectralNormalization
-StackedRNNCells Subtract TimeDistributed UnitNormalization UpSampling1D UpSampling2D UpSampling3D
-ZeroPadding1D ZeroPadding2D ZeroPadding3D
+RandomBrightness RandomColorDegeneration RandomColorJitter RandomContrast RandomCrop
+RandomElasticTransform RandomErasing RandomFlip RandomGaussianBlur RandomGrayscale RandomHue
+RandomInvert RandomPerspective RandomPosterization RandomRotation RandomSaturation RandomSharpness
+RandomTranslation RandomZoom ReLU RepeatVector Rescaling Reshape Resizing SeparableConv1D
+SeparableConv2D Sequential SimpleRNN SimpleRNNCell Softmax SpatialDropout1D SpatialDropout2D
+SpatialDropout3D SpectralNormalization StackedRNNCells Subtract TimeDistributed UnitNormalization
+UpSampling1D UpSampling2D UpSampling3D ZeroPadding1D ZeroPadding2D ZeroPadding3D
 """
 # Operators that networks apply to tensors, as in `x[:, 0] / 2` or `keras.ops.mean(x, axis=1)`.
 _OPERATORS = """
-Abs Absolute Amax Amin Argmax Argmin AveragePool BroadcastTo Cast Ceil Celu Clip Conv Cos Cumsum
-DepthToSpace DepthwiseConv Divide DivideNoNan DotProductAttention Einsum Elu Equal Erf Exp
-ExpandDims Expm1 ExtractPatches Flip Floor FloorDivide Gelu GetItem Glu Greater GreaterEqual
-HardSigmoid HardSilu HardTanh LayerNorm LeakyRelu Less LessEqual Log LogSigmoid LogSoftmax
-LogicalAnd LogicalNot LogicalOr Logsumexp Matmul Max MaxPool Mean Min Mod Moveaxis Negative Norm
-Normalize NotEqual OneHot OnesLike Pad Power Prod RGBToGrayscale RMSNorm Ravel Reciprocal Relu Relu6
-Repeat Resize Roll Round Rsqrt Selu Sigmoid Sign Silu Sin Slice Softplus Softsign SpaceToDepth Split
-Sqrt Square Squeeze Stack Std StopGradient Sum Swapaxes Take Tanh Tensordot Tile TopK Transpose Tril
-Triu TrueDivide Unstack Var Where ZerosLike
+Abs Absolute Amax Amin Append Arccos Arccosh Arcsin Arcsinh Arctan Arctan2 Arctanh Argmax Argmin
+AveragePool BroadcastTo Cast Ceil Celu Clip Conv Copy Cos Cosh Cumprod Cumsum DepthToSpace
+DepthwiseConv Diff Divide DivideNoNan DotProductAttention Dstack Einsum Elu Equal Erf Exp Exp2
+ExpandDims Expm1 ExtractPatches Fabs Flip Fliplr Flipud Floor FloorDivide Fmax Fmin Gelu GetItem Glu
+Greater GreaterEqual HardShrink HardSigmoid HardSilu HardTanh Hstack Hypot LayerNorm LeakyRelu Less
+LessEqual Log Log10 Log2 LogSigmoid LogSoftmax LogicalAnd LogicalNot LogicalOr Logsumexp Matmul Max
+MaxPool Mean Min Mod Moments Moveaxis NanToNum Negative Norm Normalize NotEqual OneHot OnesLike Pad
+Power Prod RGBToGrayscale RMSNorm Ravel Reciprocal Relu Relu6 Repeat Resize Roll Round Rsqrt Selu
+Sigmoid Sign Silu Sin Sinh Slice SoftShrink Softplus Softsign Sort SpaceToDepth Sparsemax Split Sqrt
+Square Squareplus Squeeze Stack Std StopGradient Sum Swapaxes Take Tan Tanh TanhShrink Tensordot
+Tile TopK Transpose Tril Triu TrueDivide Trunc Unstack Var Vstack Where ZerosLike
 """
 _PARTS = """
 Constant GlorotNormal GlorotUniform HeNormal HeUniform Identity IdentityInitializer LecunNormal
@@ -262,7 +266,8 @@ def _strange_object(value: dict[str, Any], where: str) -> Reasons:
         if not _is_one_of(config, FUNCTIONS):
             yield _refusal(where, f"function {config}", "activation functions of Keras")
     elif not _is_one_of(kind, CLASSES):
-        yield _refusal(where, f"class {kind}", "layers of Keras that hold no code")
+        expected = "layers of Keras that hold no code; try a SavedModel or an ONNX file"
+        yield _refusal(where, f"class {kind}", expected)
     elif kind == "DTypePolicy":
         yield from _strange_value(config, where)
     elif isinstance(config, dict):
