@@ -182,8 +182,12 @@ def _compare(config: RunConfig, contract: Contract, samples: _SampleFacts) -> li
             f"{describe(outputs)}; model.outputs=[{name}] keeps one, task=deviation compares all"
         )
 
-    # Only the user knows the preprocessing of the training; integers have none
+    # Only the user knows the preprocessing of the training; integers have none, and values that
+    # are no pictures usually have none
     if all(tensor.is_integer for tensor in contract.inputs):
+        return lines
+    has_pictures = any(len(tensor.shape) == 3 for tensor in contract.inputs)
+    if config.preprocess.name == "raw" and not has_pictures:
         return lines
     lines.append(
         f"preprocess={config.preprocess.name}: is it what the network was trained with? "

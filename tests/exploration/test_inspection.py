@@ -291,3 +291,15 @@ def test_no_size_is_advised_for_features(found, pictures):
     )
     assert "takes (32, 32, 3), the samples are (49, 10, 3)" in messages
     assert ("preprocess.size=[32,32]" in messages) == pictures
+
+
+@pytest.mark.parametrize(
+    ("shape", "name", "is_asked"),
+    [((6,), "raw", False), ((6,), "unit", True), ((3, 8, 8), "raw", True)],
+)
+def test_the_preprocessing_of_a_table_is_not_asked_for(shape, name, is_asked):
+    contract = Contract((Tensor("x", shape, "float32"),), (Tensor("y", (1,), "float32"),))
+    lines = _compare(
+        make_config(f"preprocess={name}"), contract, _SampleFacts(np.zeros((1, *shape)), 0)
+    )
+    assert any("trained with" in line for line in lines) == is_asked
