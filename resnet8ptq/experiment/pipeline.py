@@ -279,11 +279,17 @@ def _float_operators(work: Workspace, prepared: Prepared) -> dict[str, str]:
 
 
 def _say_unknown(graph: onnx.GraphProto, backend: str, known: Collection[str]) -> None:
-    """Print the operators that a backend never quantizes; without those of shapes and constants."""
+    """Print the operators before the last layers that a backend never quantizes.
+
+    Operators of shapes and constants do not count.
+    """
     static = static_tensors(graph)
+    _, tail = find_tail(graph)
+    in_tail = {node.name for node in tail}
     count: Counter[str] = Counter()
     for node in graph.node:
-        if node.op_type not in known and not static.issuperset(node.output):
+        computes = node.name not in in_tail and not static.issuperset(node.output)
+        if computes and node.op_type not in known:
             count[node.op_type] += 1
     if count:
         log.info("in float, as backend=%s does not quantize them: %s", backend, _list_counts(count))

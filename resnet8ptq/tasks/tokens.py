@@ -430,7 +430,7 @@ def _make(config: TokensConfig, context: TaskContext) -> Task:
     # An F1 of entities needs an entity
     decoder = TagDecoder(tags, of_labels, output, config.strict)
     prefixes = {of_labels[number][0] for number in used}
-    if config.primary == "entity_f1" and prefixes == {"O"}:
+    if config.primary == "entity_f1" and prefixes <= {"O"}:
         raise ConfigError(f"task=tokens: no entity in {context.data}: every tag is O")
     return build(config.primary, decoder, config.resamples)
 
