@@ -268,7 +268,10 @@ def _find_source(typed: Sequence[Override]) -> dict[str, str]:
             f"data.root: got paths of {' and '.join(names)}, expected one kind; try a sweep for "
             "each, with data="
         )
-    return settings[0]
+    first = settings[0]
+    if not {"data.masks", "data.targets"}.isdisjoint(by_key):  # pictures with labels elsewhere
+        first.pop("data.labels", None)
+    return first
 
 
 def _is_own(key: str, value: Any) -> bool:

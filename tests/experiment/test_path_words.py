@@ -41,13 +41,14 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("data.root=rows.csv", ["data=table"]),
         ("data.root=classes", ["data=folder"]),
         ("data.root=flat", ["data=folder", "data.labels=none"]),
+        ("data.root=flat data.masks=masks", ["data=folder"]),
         ("data.root=saved", ["data=huggingface"]),
         ("data.root=cifar", ["data=cifar10"]),
         ("data.images=flat", ["data=coco"]),
     ],
 )
 def test_a_path_without_data_takes_the_source_that_fits(root, added, capsys):
-    words = ["model.path=my.onnx", root]
+    words = ["model.path=my.onnx", *root.split()]
     assert complete(words, CONF) == [*words, *added]
     err = capsys.readouterr().err
     assert err.count("\n") == 1
