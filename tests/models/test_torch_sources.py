@@ -362,6 +362,12 @@ class Named(torch.nn.Module):
         (namedtuple("Named", "scores values"), None),
         (lambda scores, values: {"x": scores, "y": values}, None),  # the input is x
         (lambda scores, values: {"a": scores, "b": scores}, None),
+        (lambda scores, values: {1: scores, "1": values}, None),  # equal as text
+        (lambda scores, values: {"": scores, "a": values}, None),
+        (
+            lambda scores, values: {"linear": values, "mul": scores},
+            ["linear", "mul"],
+        ),  # as inner tensors
     ],
 )
 def test_a_module_may_return_its_outputs_by_name(tmp_path, kind, names):

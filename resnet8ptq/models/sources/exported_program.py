@@ -59,11 +59,16 @@ def from_program(program: Any, source: Path, sample: Sample) -> Network:
 
 
 def find_output_names(outputs: Any) -> list[str]:
-    """Return the names of outputs, from their tree; empty unless they are a dict of tensors."""
+    """Return the names of outputs, from their tree.
+
+    The list is empty unless they are a dict of tensors whose keys are different names.
+    """
     is_dict = outputs.type in (dict, OrderedDict)
     if not is_dict or not all(child.is_leaf() for child in outputs.children()):
         return []
-    return list(map(str, outputs.context))
+    names = list(map(str, outputs.context))
+    are_different = len({*names}) == len(names)
+    return names if are_different and all(names) else []
 
 
 def _name_outputs(program: Any, proto: onnx.ModelProto) -> onnx.ModelProto:
