@@ -178,7 +178,9 @@ def run_recorded(
         varied: the settings that vary in the sweep, for the run's name.
 
     Raises:
-        PtqError: the settings are wrong, or the job fails; the run is recorded as failed.
+        PtqError, OSError: the settings are wrong; the run is recorded as failed.
+        Exception: the job fails, by any error; the run is recorded as failed.
+        TrackingError: another run works in the folder; nothing is recorded.
     """
     from resnet8ptq import dispatch
     from resnet8ptq.evaluation.result import RunResult

@@ -14,7 +14,8 @@ class CalibrationReader(CalibrationDataReader):  # type: ignore[misc]
     """Feeds samples to ONNX Runtime, one by one or in batches.
 
     ONNX Runtime's calibrators keep the activations of all samples. With many samples, give
-    `quantize_static` the extra option `CalibStridedMinMax`: a number of batches.
+    `quantize_static` the extra option `CalibStridedMinMax`: the number of batches to collect at
+    once, which must divide `len(reader)`.
 
     An example with the calibration samples of a run of this package:
 

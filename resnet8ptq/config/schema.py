@@ -469,7 +469,7 @@ class ReportConfig:
 
 @dataclass
 class SweepConfig:
-    """Options for resuming a sweep."""
+    """Whether a sweep takes over the finished runs of an earlier one."""
 
     resume: bool = False
 

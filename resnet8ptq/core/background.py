@@ -70,7 +70,8 @@ def allowed() -> Iterator[None]:
 def put(function: Callable[P, T], *args: P.args, **named: P.kwargs) -> "Future[T]":
     """Call a function in the background, after earlier calls; return the call's future.
 
-    `result` or `wait` raises the error of the call. Function and arguments are pickled.
+    `result` raises the error of the call; otherwise `wait` raises a `TrackingError` with its text.
+    Function and arguments are pickled.
 
     Raises:
         Exception: the function's own error, if the function runs in this process.

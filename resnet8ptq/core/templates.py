@@ -1,4 +1,4 @@
-"""Jinja templates of Markdown and of code.
+"""Jinja templates of Markdown, code, HTML and SVG; none is escaped automatically.
 
 Filters for untrusted text: `md` in Markdown, `code` as Markdown code, `line` in a line of an
 indented block, `html` in HTML.

@@ -46,7 +46,7 @@ _HOMOGENEOUS = ("Relu", "LeakyRelu")
 
 @dataclass(frozen=True)
 class Edit:
-    """A constant input [..., channels] of a node that absorbs a division.
+    """A constant input of a node that absorbs a division: [..., channels], or one value for all.
 
     Attributes:
         index: the position among the node's inputs.

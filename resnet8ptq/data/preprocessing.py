@@ -34,7 +34,7 @@ class Preprocessing:
     std: tuple[float, ...] = (1.0,)
 
     def apply(self, stored: NDArray[Any], dtype: str = "float32") -> NDArray[Any]:
-        """Return samples [n, ...] as `dtype`.
+        """Return stored samples [n, ...] as inputs of the network, after these operations.
 
         For `float32`, the values are computed in float64 and rounded once; for `float16`, they are
         then rounded again. For an integer type or `bool`, the samples keep their stored values.

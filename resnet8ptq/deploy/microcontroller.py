@@ -21,7 +21,12 @@ from resnet8ptq.core.errors import UnsupportedError
 
 FOLDER = "microcontroller"
 ALIGNMENT = 16  # bytes to which the model's array and every tensor in the arena are aligned
-_SPELLED = {"PADV2": "PadV2", "BATCH_MATMUL": "BatchMatMul"}
+_SPELLED = {
+    "BATCH_MATMUL": "BatchMatMul",
+    "CUMSUM": "CumSum",
+    "PADV2": "PadV2",
+    "UNIDIRECTIONAL_SEQUENCE_LSTM": "UnidirectionalSequenceLSTM",
+}
 _BYTES = {
     **dict.fromkeys((TensorType.INT8, TensorType.UINT8, TensorType.BOOL), 1),
     **dict.fromkeys((TensorType.INT16, TensorType.FLOAT16), 2),
@@ -95,7 +100,7 @@ def list_operators(model: Any) -> list[str]:
 
 
 def _spell(name: str) -> str:
-    """Return an operator's name as in the names of C++ methods.
+    """Return an operator's name as in most names of C++ methods; `_SPELLED` has the others.
 
     >>> _spell("CONV_2D"), _spell("FULLY_CONNECTED")
     ('Conv2D', 'FullyConnected')

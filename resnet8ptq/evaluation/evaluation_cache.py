@@ -44,7 +44,8 @@ def save(evaluation: Evaluation, folder: Path) -> None:
 
 
 def load(folder: Path, final: str) -> Evaluation:
-    """Return the evaluation that `save` wrote; outputs are mapped from the files.
+    """Return the evaluation that `save` wrote; outputs other than logits are mapped from their
+    files.
 
     Args:
         final: the kind of the outputs, see `Outputs.final`.

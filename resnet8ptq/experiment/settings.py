@@ -127,7 +127,7 @@ def resolve(asked: RunConfig, jobs: int | None = None, threads: int | None = Non
 
     Raises:
         ConfigError: a name is unknown, or a setting does not fit the files.
-        UnsupportedError: a file of the benchmark is missing.
+        UnsupportedError: a file of `benchmark.name` is missing and cannot be downloaded.
         PtqError: another file is missing, or the network's file is damaged or unsafe.
     """
     config, runtime = _begin(asked, jobs, threads)

@@ -191,8 +191,8 @@ def integer_nodes(proto: onnx.ModelProto) -> list[str]:
 def find_stacks(graph: onnx.GraphProto) -> list[str]:
     """Return the names of MatMuls with a stack of constant matrices, or with weights on the left.
 
-    Integer kernels take one matrix, on the right. Most backends therefore cannot quantize these
-    nodes, and ONNX Runtime has no scale for each channel for them.
+    Many integer kernels take only one matrix, on the right. Most backends therefore cannot quantize
+    these nodes, and ONNX Runtime has no scale for each channel for them.
     """
     constants = Links(graph).constants
     names = []

@@ -81,9 +81,10 @@ class Summary:
     def treatment(self, operator: str, backend: str) -> str:
         """Return how a backend computes an operator by default.
 
-        The text is `8 bits`, `dynamic` (8 bits with method=dynamic, else float), `float`, `folded`,
-        or `-` if the backend cannot take the network. If this holds for some of the nodes only, the
-        text has the counts, such as `8 bits: 25 of 33` with attention, or `folded: 2 of 3`.
+        The text is `8 bits`, `dynamic` (8 bits with method=dynamic or mixed, else float), `float`,
+        `folded`, or `-` if the backend cannot take the network. If this holds for some of the nodes
+        only, the text has the counts, such as `8 bits: 25 of 33` with attention, or `folded: 2 of
+        3`.
         """
         if backend not in self.quantized:
             return "-"

@@ -81,7 +81,7 @@ class Headline:
     Attributes:
         advice: `deploy` if the model passes, `test` if it is undecided, `keep` if FP32 stays.
         candidate: the chosen model; with `keep`, a model that gains nothing over FP32.
-        reason: the reason in about ten words.
+        reason: the reason as text, with size and speed beside FP32 where they differ.
         nothing_faster: whether candidates were timed, and none is shown to be faster than FP32.
         alone: whether the model was assessed by itself, without the correction for all models.
     """

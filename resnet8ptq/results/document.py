@@ -265,7 +265,7 @@ def to_schema() -> str:
 
 
 def _without_titles(part: Any) -> Any:
-    """Return a schema without the titles that pydantic makes from the names of fields."""
+    """Return a schema without the titles that pydantic makes from names of fields and classes."""
     if isinstance(part, list):
         return [_without_titles(item) for item in part]
     if not isinstance(part, dict):

@@ -225,6 +225,7 @@ class TfliteFile:
             details = self.interpreter.get_input_details()
         for detail, array in zip(details, arrays):
             self.interpreter.set_tensor(detail["index"], _to_levels(array, detail))
+        self.interpreter.reset_all_variables()  # recurrent operators keep their state
         self.interpreter.invoke()
         return [self._read(detail) for detail in self.interpreter.get_output_details()]
 

@@ -166,7 +166,7 @@ def _score(
 def _doubt(baseline: MultilabelScores, expected: float | None) -> str | None:
     """Return a doubt if the mAP is not proven above chance, or is proven below `expected`.
 
-    Chance is the mAP of scores in random order.
+    Chance is the mAP of equal scores: the mean share of samples that have a class.
     """
     shares = baseline.labels.mean(axis=0)
     chance = float(shares[shares > 0].mean())

@@ -111,7 +111,7 @@ class Journal:
 
     @property
     def ended(self) -> bool:
-        """Whether the run has ended."""
+        """Whether the status is finished, failed or killed."""
         return self.status in ENDED
 
     @property

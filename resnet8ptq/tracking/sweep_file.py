@@ -59,7 +59,7 @@ class SharedSweep:
 
         Raises:
             ConfigError: this machine does not see the file.
-            TrackingError: the file is damaged.
+            TrackingError: the file is damaged, too large, or cannot be read.
         """
         from resnet8ptq.tracking.mlflow_store.store import Store
 

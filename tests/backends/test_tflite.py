@@ -12,7 +12,7 @@ from ai_edge_litert.schema_py_generated import TensorType
 from ai_edge_litert.tools import flatbuffer_utils
 
 from resnet8ptq.backends.contract import Quantizer
-from resnet8ptq.backends.tflite import contents, converter, quantizer
+from resnet8ptq.backends.tflite import contents, converter, predictor, quantizer, serving
 from resnet8ptq.backends.tflite.predictor import end_at_logits
 from resnet8ptq.core import isolation
 from resnet8ptq.core.errors import ModelError, QuantizationError, UnsupportedError
@@ -21,11 +21,13 @@ from resnet8ptq.data.dataset import Dataset
 from resnet8ptq.data.sampling import draw_calibration
 from resnet8ptq.models import model
 from resnet8ptq.precision.decisions import Decisions
+from resnet8ptq.target.measure import TfliteFile
 from resnet8ptq.tasks.classification import ClassScores
 from tests.helpers.configs import make_config
 from tests.helpers.factories import THREADS, evaluator_of, quantize_network, quantizer_of
 from tests.helpers.originals import start_isolated
 from tests.helpers.quantized import Quantize
+from tests.helpers.recurrent_file import STEPS, WIDTH, make_recurrent_file
 
 FileOf = Callable[..., Path]
 
@@ -246,3 +248,24 @@ def test_the_real_network(cache_root, tmp_path):
     accuracy, expected = ((classes == some.labels).mean() for classes in (result, fp32))
     assert accuracy == pytest.approx(expected, abs=0.01)
     assert quantized.size_bytes < 100_000
+
+
+@pytest.mark.parametrize("runner", ["here", "target", "served"])
+def test_outputs_of_a_recurrent_file_do_not_depend_on_earlier_samples(runner, tmp_path):
+    content = make_recurrent_file()
+    path = tmp_path / "a.tflite"
+    path.write_bytes(content)
+
+    def run(batch: np.ndarray) -> np.ndarray:
+        if runner == "here":
+            [values] = predictor.open_run(content, threads=1)(batch)
+        elif runner == "target":
+            [values] = TfliteFile(content, threads=1).run([batch])
+        else:
+            [values] = serving.load(path, None)({"x": batch})
+        return values
+
+    batch = np.random.default_rng(1).normal(size=(3, STEPS, WIDTH)).astype(np.float32)
+    alone = [run(batch[number : number + 1]).reshape(STEPS, -1) for number in range(3)]
+    together = run(batch).reshape(3, STEPS, -1)
+    np.testing.assert_array_equal(together, np.stack(alone))

@@ -19,6 +19,7 @@ import onnx
 import pytest
 import requests
 import yaml
+from ai_edge_litert import schema_py_generated as schema
 from ai_edge_litert.tools import flatbuffer_utils as flatbuffer
 from filelock import FileLock
 from PIL import Image
@@ -333,6 +334,22 @@ def test_resolver_has_the_models_operators(deployed):
     assert f"MicroMutableOpResolver<{len(names)}>" in text
     assert {"AddConv2D", "AddAdd", "AddFullyConnected", "AddSoftmax"} <= set(names)
     assert all("add_op" not in name.lower() for name in names) and len(set(names)) == len(names)
+
+
+@pytest.mark.parametrize(
+    ("name", "call"),
+    [
+        ("CUMSUM", "AddCumSum"),
+        ("L2_POOL_2D", "AddL2Pool2D"),
+        ("UNIDIRECTIONAL_SEQUENCE_LSTM", "AddUnidirectionalSequenceLSTM"),
+    ],
+)
+def test_calls_are_spelled_as_in_tflite_micro(name, call):
+    code = getattr(schema.BuiltinOperator, name)
+    graph = SimpleNamespace(operators=[SimpleNamespace(opcodeIndex=0)])
+    operator = schema.OperatorCodeT(deprecatedBuiltinCode=min(code, 127), builtinCode=code)
+    model = SimpleNamespace(subgraphs=[graph], operatorCodes=[operator])
+    assert microcontroller.list_operators(model) == [call]
 
 
 def tensor(size: int, kind: int = 9) -> SimpleNamespace:

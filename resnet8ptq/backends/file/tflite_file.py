@@ -46,7 +46,9 @@ def fetch(path: Path) -> bytes:
     """Return the file's content.
 
     Raises:
-        ModelError: the file is damaged, has operators that are not TFLite's own, or keeps a state.
+        ModelError: the file is damaged, has operators that are not TFLite's own, or keeps a state
+            between calls (VAR_HANDLE).
+        OSError: the file cannot be read, or is larger than 2 GiB.
     """
     content = files.read_bytes(path, _MAX_BYTES)
     with errors_as(ModelError, f"{path}: not a TFLite model"):

@@ -307,9 +307,10 @@ def protect_float_layers(model: ir.Model) -> None:
     On loading, ONNX Runtime's WeightBiasQuantization (since 1.21) rounds the weights of a float
     Conv, ConvTranspose or Gemm between DequantizeLinear and QuantizeLinear, per tensor, and runs it
     on integers: https://github.com/microsoft/onnxruntime/pull/22969. A session option turns this
-    off, but every user of the file would need to set it. No optimizer removes the Sum. Layers with
-    weights below 8 bits compute in float and need the Sum too: otherwise their biases would be
-    rounded, and 2-bit weights would reach integer kernels that do not support them (1.31).
+    off, but every user of the file would need to set it. None of ONNX Runtime's optimizers (1.31)
+    removes the Sum. Layers with weights below 8 bits compute in float and need the Sum too:
+    otherwise their biases would be rounded, and 2-bit weights would reach integer kernels that do
+    not support them (1.31).
     """
     for node in model.graph:
         dequantize = producer_of(node, 0)

@@ -97,6 +97,7 @@ def _of_file(content: bytes, batch: NDArray[Any]) -> Sketches:
     sketches: Sketches = {}
     for number in range(len(batch)):
         interpreter.set_tensor(input_["index"], batch[number : number + 1])
+        interpreter.reset_all_variables()  # recurrent operators keep their state
         interpreter.invoke()
         for index in floats:
             _add(sketches, index, interpreter.get_tensor(index))

@@ -105,6 +105,7 @@ class LoadedFile:
         # Run; the details are new after a resize
         for details, array in zip(self._inputs, values, strict=True):
             self.interpreter.set_tensor(details["index"], to_input(array, details))
+        self.interpreter.reset_all_variables()  # recurrent operators keep their state
         self.interpreter.invoke()
         return [self.read(self.interpreter, details) for details in self._outputs]
 

@@ -204,7 +204,8 @@ def _unmatched(layer: TfliteLayer, reason: str) -> UnsupportedError:
 def _difference(model: Any, layer: TfliteLayer, weights: Array) -> float:
     """Return the RMS difference of weights [output channels, ...] from a layer's, in levels.
 
-    The difference is infinite if the shapes differ, or if the layer's weights are computed.
+    The difference is infinite if the numbers of weights or of output channels differ, or if the
+    layer's weights are computed.
     """
     shape = layer.weights.shape
     fits = weights.size == np.prod(shape) and len(weights) == shape[layer.axis]

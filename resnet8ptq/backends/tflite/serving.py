@@ -44,6 +44,7 @@ def load(path: Path, engine: str | None) -> Run:
             levels = np.rint(sample / np.float32(scale)) + np.float32(zero_point)
             sample = np.clip(levels, ends.min, ends.max)
         interpreter.set_tensor(details["index"], sample[np.newaxis].astype(details["dtype"]))
+        interpreter.reset_all_variables()  # recurrent operators keep their state
         interpreter.invoke()
         return [read(output) for output in outputs]
 

@@ -174,7 +174,7 @@ def _double(groups: Groups, keeps: Keeps, perfect: Keeps) -> Groups:
 
 
 def _shorten(groups: Groups, low: int, count: int, keeps: Keeps) -> Groups:
-    """Return fewer accepted groups: halve the distance to the refused number `low`.
+    """Return as few of the first `count` accepted groups as a search down to `low` accepts.
 
     The first refusal ends the search. The error rate of such a sequence is that of one test
     (fixed-sequence testing).

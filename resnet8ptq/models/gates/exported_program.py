@@ -235,7 +235,7 @@ def _check(records: Mapping[str, bytes]) -> Iterator[str]:
 
 
 def _is_plain(key: str, value: Any) -> bool:
-    """Return whether torch takes a value of the JSON as data; some keys have a grammar."""
+    """Return whether a JSON value is data, an allowed operator, or a text of its key's form."""
     if key in ("use_pickle", "guards_code", "metadata"):
         return not value
     if not _NAME.fullmatch(key):

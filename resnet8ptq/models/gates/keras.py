@@ -3,9 +3,9 @@
 A config names classes and functions, which Keras looks up and calls with values from the file.
 Keras's safe mode guards neither constructors nor functions: `keras.layers.TFSMLayer` loads a
 SavedModel, `keras.datasets.mnist.load_data` accesses the internet. The whole config may therefore
-consist only of the layers, their parts, functions and words listed here, of names and numbers, and
-of nested lists and objects of these. Keras gets a copy of the checked content, because two readers
-of one file may read different content.
+consist only of the layers, operators, their parts, functions and words listed here, of names,
+einsum equations and numbers, and of nested lists and objects of these. Keras gets a copy of the
+checked content, because two readers of one file may read different content.
 """
 
 import io

@@ -12,7 +12,9 @@ from resnet8ptq.tasks.detection.heads import Candidates, Detections
 
 
 def suppress(candidates: Candidates, config: DetectionConfig) -> Detections:
-    """Drop boxes that overlap a box of the same class with a higher score, with ONNX Runtime.
+    """Drop each box that overlaps a kept box of its class with a higher score.
+
+    ONNX Runtime's NonMaxSuppression computes this.
 
     Boxes overlap if their IoU is above `iou_threshold`. The result has only boxes above
     `score_threshold`, at most `max_detections` of each class in a picture.

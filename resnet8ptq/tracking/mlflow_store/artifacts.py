@@ -72,7 +72,7 @@ def _leads_into(home: Path, path: Path) -> bool:
     """Return whether a path lies in a folder, and contains no `..` and no link from there on.
 
     Links above the folder are the user's, and allowed. Names are checked before the disk is read,
-    because reading a path such as /net/host may contact this host.
+    because reading a path such as /net/host may contact the machine `host`.
     """
     for above in (home.parent, home.parent.resolve()):
         if path.is_relative_to(above / home.name) and ".." not in path.parts:
