@@ -89,11 +89,15 @@ def _find_growth(graph: onnx.GraphProto, settings: Settings) -> str:
     stored = sum(sizes.values())
     channels = sum(tensors[node.input[1]].dims[channel_axis(node)] for node in layers)
     copies = sum((read[name] - 1) * size for name, size in sizes.items())
+    constants = 0  # with those of layers that stay in float, such as LSTMs
+    for tensor in graph.initializer:
+        if tensor.data_type == onnx.TensorProto.FLOAT:
+            constants += math.prod(tensor.dims)
 
     # The first reason that fits explains the most bytes
     shorter = "; try slim=true" if _could_be_slim(settings) else ""
-    if 4 * stored < TINY_BYTES:
-        kilobytes = f"{4 * stored / 1000:.1f} kB"
+    if 4 * constants < TINY_BYTES:
+        kilobytes = f"{4 * constants / 1000:.1f} kB"
         return f": its weights have {kilobytes} only, so scales and names weigh more{shorter}"
     if copies > 3 * stored:  # the copies have more bytes than 8 bits save
         return ": weights that several layers share are stored for each of them"

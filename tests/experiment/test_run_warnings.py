@@ -43,6 +43,15 @@ def test_file_larger_than_fp32_has_one_line(caplog, graph, words, reason):
     assert reason in record.getMessage()
 
 
+def test_weights_of_layers_in_float_count(caplog):
+    graph = dense(4, 4)
+    recurrent = np.ones((100, 100), np.float32)
+    graph.initializer.append(onnx.numpy_helper.from_array(recurrent, "of_an_lstm"))
+    warn_of_size(graph, 3000, 2000, resolve(make_config("data=shapes")))
+    [record] = caplog.records
+    assert "kB only" not in record.getMessage()
+
+
 @pytest.mark.parametrize("words", [("slim=true",), ("backend=torch",)])
 def test_slim_is_advised_only_where_it_is_new_and_possible(caplog, words):
     warn_of_size(
