@@ -79,8 +79,8 @@ def fine_tune(
         log_point: called with each point of the curves, including points from the cache.
 
     Raises:
-        UnsupportedError: the calibration method gives no ranges, the network cannot be converted
-            to torch or does not end in softmax, or a layer cannot be trained.
+        UnsupportedError: the calibration method gives no ranges; or see
+            `simulation.network.build_student`.
         ConfigError: `device` is `cuda`, and torch sees no GPU; or see `find_float_nodes`.
         QuantizationError: the loss is NaN or infinite, or no node is left to quantize.
     """

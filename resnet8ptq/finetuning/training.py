@@ -62,7 +62,8 @@ class Trainer:
         held_out: held-out training samples for the choice of the epoch.
         checkpoint: the file for continuing an interrupted training.
         log_point: called with each point of the curves, including points before an interruption.
-        deadline: the time limit, at which the training stops; an incomplete epoch is lost.
+        deadline: the time limit, at which the training stops; the weights of an incomplete epoch
+            are lost.
         device: the device of student and teacher.
     """
 

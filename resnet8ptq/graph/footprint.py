@@ -1,4 +1,4 @@
-"""The memory of an ONNX graph's tensors, for one sample, from their shapes."""
+"""The memory of an ONNX graph's tensors, from their shapes."""
 
 import math
 from collections.abc import Iterable

@@ -39,7 +39,7 @@ def weight_layers(graph: onnx.GraphProto) -> dict[str, onnx.NodeProto]:
 
 
 def find_vector_products(graph: onnx.GraphProto) -> list[str]:
-    """Return the names of MatMuls with a constant vector, which have only float kernels."""
+    """Return the names of MatMuls with a constant vector, which has no output channels."""
     vectors = {tensor.name for tensor in graph.initializer if len(tensor.dims) == 1}
     names = []
     for node in graph.node:

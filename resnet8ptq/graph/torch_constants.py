@@ -28,9 +28,9 @@ def fix_constants(module: Any, floats: Collection[str]) -> None:
     shape, bounds and axes at run time. They cannot trace its Div either, which reads the type of
     the operands.
 
-    Quantized kernels also need other forms. Constants become second operands, a Clip with two
-    bounds becomes a Hardtanh, and a MatMul with constant weights becomes a Linear. The bias of a
-    Linear gets one value for each output.
+    Quantized kernels also need other forms. A constant becomes the second operand of an Add or Mul,
+    a Clip with two bounds becomes a Hardtanh, and a MatMul by one constant matrix becomes a Linear.
+    The bias of a Linear gets one value for each output.
 
     Args:
         floats: names of the nodes with float outputs.

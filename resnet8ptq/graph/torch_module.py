@@ -162,6 +162,8 @@ def name_tensors(
 ) -> dict[str, str]:
     """Map each traced node that computes a tensor of the ONNX graph to the tensor's name.
 
+    Of several outputs of an ONNX node, only the first counts.
+
     onnx2torch names a module after its ONNX node; the last node traced in it computes the output. A
     convolution with unequal padding before and after an axis becomes two modules, `name.0` and
     `name.1`. The padded tensor gets the name of the tensor before padding.

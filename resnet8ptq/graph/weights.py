@@ -48,7 +48,7 @@ def read_bias(graph: Linked, node: onnx.NodeProto) -> Array:
 
 
 def write_bias(graph: Linked, node: onnx.NodeProto, bias: NDArray[Any]) -> None:
-    """Replace the bias of a Conv or Gemm by `bias` [output channels], or add one."""
+    """Replace the bias of a layer by `bias` [output channels], or add one; a MatMul takes none."""
     if len(node.input) < 3:
         node.input.append("")
     write_input(graph, node, index=2, values=bias)

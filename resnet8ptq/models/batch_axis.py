@@ -125,7 +125,8 @@ def fix_sizes(
         any_length: names of the inputs whose first axis after the batch stays free.
 
     Raises:
-        ModelError: an output is an input, or lacks a batch axis although the batch size is not 1.
+        ModelError: an output is an input, or lacks a row for each sample although the batch size is
+            not 1.
         Exception: the graph cannot be run with these sizes; ONNX Runtime and onnx have their own
             classes.
     """
@@ -261,7 +262,8 @@ def _has_rows(
 def static_tensors(graph: onnx.GraphProto) -> set[str]:
     """Return the names of the computed tensors that depend only on constants and shapes.
 
-    Random values, lists of tensors, and the results of nodes with inner graphs are left out.
+    Left out are random values, and the results of nodes with inner graphs and of operators with
+    `Sequence` in their names, most of which make lists of tensors.
     """
     static: set[str] = set()
     known = {*Links(graph).constants, ""}  # an omitted input has no name
@@ -276,9 +278,10 @@ def static_tensors(graph: onnx.GraphProto) -> set[str]:
 
 
 def find_data_sized(proto: onnx.ModelProto) -> dict[str, tuple[int | str, ...]]:
-    """Return the shapes of the outputs whose sizes may depend on data, such as detections.
+    """Return the shapes of the outputs that depend on a node of `_COUNTING`, such as detections.
 
-    An axis of unknown size has a name in place of a size.
+    The number of values that such a node returns depends on data. An axis of unknown size has a
+    name in place of a size.
     """
     data_sized: set[str] = set()
     for node in proto.graph.node:
@@ -317,8 +320,10 @@ def declare_free(proto: onnx.ModelProto) -> onnx.ModelProto:
 def _free_reshapes(graph: onnx.GraphProto, fixed: int | None, static: set[str]) -> None:
     """Write 0, which copies the batch size, in a Reshape's constant shape that begins with `fixed`.
 
+    A shape of one axis stays.
+
     Args:
-        fixed: the declared batch size.
+        fixed: the declared batch size; None for a free one, with which all shapes stay.
         static: tensors that depend on no sample; their Reshapes stay.
     """
     constants = Links(graph).constants
@@ -400,9 +405,9 @@ def _replace_tensor(
 
 
 def _leave_out(nodes: Sequence[onnx.NodeProto], name: str) -> None:
-    """Remove an empty tensor from the inputs of each Concat, whose output stays the same.
+    """Remove an empty tensor from the inputs of each Concat that has others, in place.
 
-    ONNX Runtime's 8-bit Concat crashes on an empty input (1.31).
+    The output stays the same. ONNX Runtime's 8-bit Concat crashes on an empty input (1.31).
     """
     for node in nodes:
         kept = [used for used in node.input if used != name]
@@ -467,8 +472,8 @@ def _fix_shaped(
 ) -> None:
     """Give a node a constant shape or scales, if they serve all sizes; otherwise the node stays.
 
-    A Gather that reads every element in order becomes a Reshape. A Resize gets scales in place of
-    sizes.
+    A Gather or GatherND that reads every element in order becomes a Reshape. A Resize gets scales
+    in place of sizes.
     """
     before = []  # the shape of the input, for each size
     shapes = []  # the target shape, for each size

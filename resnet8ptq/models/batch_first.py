@@ -28,9 +28,10 @@ from resnet8ptq.models.sources.contract import Network
 def find_inputs(graph: onnx.GraphProto) -> dict[str, int]:
     """Return the batch axis of each input whose first axis has another meaning and a fixed size.
 
-    The batch size is the first named size among the inputs' first axes, or 1 if none is named. The
-    batch axis of an input is its only axis of this size. Exporters fix the batch size of an initial
-    state, so in an input without the named size, the only axis of size 1 is the batch axis.
+    The batch size is the first named size among the inputs' first axes, or 1 if none is named. If
+    no input begins with it, the result is empty. The batch axis of an input is its only axis of
+    this size. Exporters fix the batch size of an initial state, so in an input without the named
+    size, the only axis of size 1 is the batch axis.
     """
     shapes = {}
     firsts = []  # the size, or the name of a free size, of each input's first axis
@@ -55,7 +56,7 @@ def find_inputs(graph: onnx.GraphProto) -> dict[str, int]:
 
 
 def _axes(value: onnx.ValueInfoProto) -> list[int | str]:
-    """Return the size of each axis of a tensor, or the name of a free size."""
+    """Return the size of each axis of a tensor; for a free size its name, or `?` without one."""
     axes: list[int | str] = []
     for dim in value.type.tensor_type.shape.dim:
         if dim.dim_value > 0:
@@ -129,8 +130,8 @@ def _find_runner(network: Network, samples: SampleArray) -> Predict | None:
     """Return a function that runs several samples at once, or None.
 
     A network whose batch size is fixed at 1, such as a text reader that returns [steps, 1,
-    classes], is run with a free batch axis. Returns None if that run fails, if all outputs begin
-    with the batch already, and for other fixed batch sizes.
+    classes], is run with a free batch axis. Returns None if that run fails, if all outputs of such
+    a network begin with an axis of size 1, and for other fixed batch sizes.
     """
     batch = read_contract(network.proto.graph).batch
     if batch is None:

@@ -76,7 +76,7 @@ def _compute(proto: onnx.ModelProto, name: str, feeds: Sequence[Feeds]) -> set[b
 
 
 def _inline(model: ir.Model, output: str, key: str) -> None:
-    """Replace the If with this output by the nodes of a branch, with unique names."""
+    """Replace the If with this output by the nodes of a branch, whose tensors get new names."""
     graph = model.graph
     [node] = [other for other in graph if other.outputs[0].name == output]
     branch = node.attributes[key].as_graph()

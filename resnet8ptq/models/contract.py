@@ -179,8 +179,7 @@ def _fill(tensor: Tensor, stored: np.dtype[Any], steps: Preprocessing, length: i
     """Return the field of records that fills an input.
 
     Args:
-        length: the fixed length of the network's texts, to which shorter ones are padded; None for
-            a free length, or without texts.
+        length: the result of `_only_length`; shorter texts are padded to this length.
     """
     names = names_of(stored)
     if tensor.name not in names:

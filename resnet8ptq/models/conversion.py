@@ -89,8 +89,8 @@ class Conversion:
         contract: inputs and outputs of the unfolded graph.
         final: kind of the outputs, see `find_final`: `probabilities`, `logits` or `values`.
         preprocessing: the effect of folding, or the reason for its failure.
-        without_torch: the reason why torch cannot run a file, by the file's name; empty before
-            `check_torch`, or if torch can.
+        without_torch: the reason why torch cannot run a file correctly, by the file's name; empty
+            before `check_torch`, or if torch can.
         why_fixed: the reason why the batch size stays fixed; None if it or the length of texts is
             free.
         moved, original_dtype, emptied: see `Network`.
@@ -133,7 +133,8 @@ def convert(
     Raises:
         ModelError: the file is not a model, is unsafe, has NaN or infinity in its weights, does not
             fit the samples, or cannot be converted.
-        ParityError: ONNX Runtime disagrees with the original.
+        ParityError: ONNX Runtime disagrees with the original, or the original returns NaN or
+            infinity.
         DataError: the samples cannot be prepared.
     """
     warnings.simplefilter("ignore")  # TensorFlow and tf2onnx call deprecated functions
@@ -220,7 +221,7 @@ def _write_files(
     """Write a graph with constant sizes, its folded form if folding works, and the record of both.
 
     Raises:
-        ParityError: one of the graphs disagrees with the original.
+        ParityError: see `compare_outputs`, for each of the graphs.
     """
     outputs = output_names(proto.graph)
     without_batch = []  # indices of the outputs to which `fix_sizes` has added a batch axis
@@ -291,9 +292,10 @@ def check_torch(
 
 
 def _take_branches(network: Network, samples: SampleArray) -> Network:
-    """Replace each If by a branch, if shapes decide its condition equally for 1, 2 and 3 samples.
+    """Replace each If by a branch, if its condition is decided and equal for 1, 2 and 3 samples.
 
-    With a fixed batch size, only batches of this size are tried.
+    Shapes and constants decide a condition. With a fixed batch size, only batches of this size are
+    tried.
     """
     graph = network.proto.graph
     names = input_names(graph)
@@ -372,7 +374,9 @@ def _fix_sizes(
     batch axis where only the outputs of the freed graph have one.
 
     Raises:
-        ModelError: the graph cannot be run with the samples.
+        ModelError: the file fixes the batch size, and the graph cannot be run with the samples.
+        Exception: the file leaves the batch size free, and the graph cannot be run or returns other
+            values; see `batch_axis.fix_sizes` and `compare_outputs`.
     """
     fixed = read_contract(network.proto.graph).batch
     first = samples[:3]
@@ -449,6 +453,7 @@ def _free_length(
 
     Raises:
         ParityError: padding or the free length changes the outputs.
+        Exception: see `batch_axis.fix_sizes`.
     """
     freed = batch_axis.fix_sizes(network.proto, samples[:1], batch, fields.any_length)
 
@@ -500,7 +505,10 @@ def _torch_runner(path: Path) -> Predict:
 
 
 def _name_difference(proto: onnx.ModelProto, samples: SampleArray) -> str:
-    """Return the first node that torch and ONNX Runtime compute differently, for a message."""
+    """Return the first node that torch and ONNX Runtime compute differently, for a message.
+
+    Without such a node, the text is `the network`.
+    """
     from resnet8ptq.graph.torch_module import find_difference
 
     node = find_difference(proto, samples[:1], PARITY_TOLERANCE_OF_VALUES)

@@ -121,9 +121,9 @@ def _import_tools() -> None:
 def fold_into_layers(graph: onnx.GraphProto) -> None:
     """Fold nodes that change each channel by constants into the layer before them, in place.
 
-    Such nodes are Mul, Add and BatchNormalization after a Gemm, MatMul or ConvTranspose. ONNX
-    Runtime folds all three into a Conv only. The layer's output must have no other reader. An Add
-    or BatchNormalization after a MatMul stays, because a MatMul has no bias.
+    Such nodes are Mul, Add and BatchNormalization after a layer of `_is_product` or
+    `_is_transposed`. ONNX Runtime folds all three into a Conv only. The layer's output must have no
+    other reader. An Add or BatchNormalization after a MatMul stays, because a MatMul has no bias.
     """
     links = Links(graph)
     ranks = {value.name: len(value.type.tensor_type.shape.dim) for value in graph.value_info}

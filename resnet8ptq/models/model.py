@@ -75,7 +75,7 @@ class Fp32Model:
 
 
 def check_file(config: ModelConfig, source: Path, cache_root: Path) -> None:
-    """Refuse a damaged, unsafe or quantized file, before the data are read.
+    """Refuse a file that fails the check of its format, before the data are read.
 
     The weights of a module pass. So does a file in a format without a check, unless `model.inputs`
     is set.
@@ -125,7 +125,7 @@ def load_network(
     Raises:
         ModelError: see `locate` and `conversion.convert`; or the network cannot be folded.
         DataError: see `conversion.convert`.
-        ParityError: ONNX Runtime disagrees with the original on up to 1,000 samples (those of
+        ParityError: see `conversion.convert`. Up to 1,000 samples are compared (those of
             calibration, if there are any).
     """
     source = locate(config, data.name)

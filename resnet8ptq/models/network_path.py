@@ -31,8 +31,8 @@ def locate(config: ModelConfig, data_name: str) -> Path:
     """Return the network's file or folder, downloaded if necessary; for a module, its weights.
 
     Raises:
-        ModelError: the file is missing, empty, too large or not a model; the settings of a module
-            are incomplete; or the default network cannot be downloaded.
+        ModelError: the file is missing, too large or not a model; the settings of a module are
+            incomplete, or name a model's file too; or the default network cannot be downloaded.
     """
     # The settings take precedence over the data set's network and the environment
     if config.module is not None:
@@ -66,7 +66,7 @@ def hash_network(config: ModelConfig, source: Path) -> str:
     """Return a hexadecimal hash of all sources of the network.
 
     These are the files, `model.inputs` and `model.outputs`; for a module also its path, its
-    arguments, and the code of its top-level package or file.
+    arguments, and the `.py` files of its top-level package, or its file.
 
     Args:
         source: the result of `locate`.

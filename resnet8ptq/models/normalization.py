@@ -114,7 +114,8 @@ def _changed_operators(proto: onnx.ModelProto, version: int) -> list[str]:
 def normalize(proto: onnx.ModelProto) -> onnx.ModelProto:
     """Return a normalized model that computes the same; `proto` must not be used afterwards.
 
-    Constants become initializers, a node computes each output, and unused domains are dropped.
+    Constants become initializers, no output is one, and unused domains are dropped. Some operators
+    get a form that frameworks read correctly, see the passes.
     """
     graph = proto.graph
     inputs = graph_inputs(graph)
@@ -194,10 +195,11 @@ def _pads_with_zeros(pad: ir.Node) -> bool:
 
 
 def keep_scores(graph: onnx.GraphProto) -> None:
-    """Replace each output of a ZipMap by its scores, and drop outputs of labels, in place.
+    """Replace each output of a ZipMap by its scores, and drop labels from the outputs, in place.
 
-    A ZipMap of scikit-learn's exports turns scores into dicts, which onnx-ir cannot read. The nodes
-    of dropped outputs stay.
+    A ZipMap of scikit-learn's exports turns scores into dicts, which onnx-ir cannot read. Every
+    output that follows an operator of `LABELLERS` counts as labels. The nodes of dropped outputs
+    stay.
     """
     producers = Links(graph).producers
     outputs: dict[str, onnx.ValueInfoProto] = {}
@@ -391,6 +393,8 @@ def cast_constants(model: ir.Model) -> None:
 
 def simplify_gemms(graph: onnx.GraphProto) -> None:
     """Give Gemms with constant weights and bias an alpha and beta of 1, and a bias [N], in place.
+
+    A Gemm may lack a bias; a bias that differs by row keeps its shape.
 
     ONNX Runtime's quantizer drops the beta of a bias that it rounds. `_flatten_biases` has the
     reason for the shape.

@@ -53,7 +53,8 @@ def remove_past(graph: onnx.GraphProto) -> list[str]:
 def _can_do_without(node: onnx.NodeProto, past: Mapping[str, onnx.ValueInfoProto]) -> bool:
     """Return whether a node joins earlier tokens to others, or returns their whole shape.
 
-    The number of earlier tokens must be a free size, and the only one if the shape is returned.
+    The number of earlier tokens must be a free size. If the shape is returned, it must be the only
+    free one after the batch.
 
     Args:
         past: the inputs for earlier tokens, by name.

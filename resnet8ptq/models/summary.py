@@ -50,8 +50,9 @@ class Summary:
         depthwise: number of grouped convolutions.
         parameters: number of values in all constants.
         quantized: the operators that each backend quantizes by default. Operators in `FOLDED` are
-            folded (see `unfolded_norms`), the rest stays in float. Backends that cannot take the
-            network's inputs, or run its operators, are missing.
+            folded (see `unfolded_norms`), the rest stays in float. Backends without a list of
+            operators are missing, and those that cannot take the network's inputs or run its
+            operators.
         final: the operator that computes the first output; empty if none does.
         converted: the backends whose own converter quantizes the whole network.
         left: number of nodes by operator that stay in float by default because of attention; the
@@ -116,7 +117,8 @@ def summarize(
         sample: a sample [1, ...] for a torch module, which does not declare its inputs.
 
     Raises:
-        ModelError: the file is not a model, is unsafe, or has nothing to quantize.
+        ModelError: the file is not a model, is unsafe, cannot be exported, is already quantized, or
+            has nothing to quantize.
     """
     config = config or ModelConfig()
     file_format = None if config.module else formats.find_format(path)

@@ -48,7 +48,7 @@ def _numpy_name(dtype: int) -> str:
 
 
 def _has_layers(proto: onnx.ModelProto, dtype: int) -> bool:
-    """Return whether a layer has weights of a type, perhaps after a Transpose of the constant."""
+    """Return whether a layer has weights of a type, perhaps moved by nodes such as Transpose."""
     narrow: set[str] = set()  # the tensors of this type, which depend on constants only
     for tensor in find_all(proto, TensorProto):
         if tensor.data_type == dtype:

@@ -1,4 +1,4 @@
-"""The grids for rounding weights, and the number of levels of activations.
+"""The grids for rounding weights, and the scheme of activations.
 
 A level stands for value = scale * (level - zero_point), as in Jacob et al., "Quantization and
 Training of Neural Networks for Efficient Integer-Arithmetic-Only Inference", CVPR 2018.

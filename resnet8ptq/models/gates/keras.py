@@ -367,8 +367,8 @@ def _is_tensor(value: Any) -> bool:
 def _strange_node(node: Any, where: str) -> Reasons:
     """Yield reasons to refuse the arguments with which a layer is called.
 
-    Tensors, numbers, null, slices and nests of these are allowed. A node is {"args": ..., "kwargs":
-    ...}, or in Keras 2 a list of [name, node, output, kwargs].
+    Tensors, numbers, booleans, null, indices of `_INDICES` and nests of these are allowed. A node
+    is {"args": ..., "kwargs": ...}, or in Keras 2 a list of [name, node, output, kwargs].
     """
     if isinstance(node, dict) and node.keys() <= {"args", "kwargs"}:
         yield from _strange_argument(list(node.values()), where)

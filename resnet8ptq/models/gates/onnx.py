@@ -75,8 +75,8 @@ def read_onnx(path: Path) -> onnx.ModelProto:
 
     Raises:
         ModelError: the file is too large, damaged, already quantized or optimized too far, or it
-            has data outside of its folder, operators that are not allowed, functions that cannot
-            be inlined, sparse tensors, or inputs that are no tensors.
+            has data in files that are not beside it, operators that are not allowed, functions that
+            cannot be inlined, sparse tensors, or inputs that are no tensors.
     """
     if path.stat().st_size > MAX_BYTES:
         raise ModelError(f"{path}: larger than 2 GiB; expected a file within protobuf's limit")
@@ -127,8 +127,8 @@ def read_quantized(path: Path) -> bytes:
     """Check a quantized file; return its content with the external data inlined.
 
     Raises:
-        ModelError: the file is too large or damaged, or it has a cycle, functions, operators other
-            than computations, or data outside of its folder.
+        ModelError: the file is too large or damaged, or it has a cycle, functions, operators that
+            are not allowed, or data in files that are not beside it.
     """
     content = files.read_bytes(path, MAX_BYTES)
     proto = _parse(content, path)
@@ -245,7 +245,11 @@ def _check_inlined_size(proto: onnx.ModelProto) -> None:
 
 
 def check_graph(proto: onnx.ModelProto, path: Path) -> None:
-    """Check an exported graph as `read_onnx` and `check_layers` do; errors name `path`."""
+    """Raise `ModelError` if `_check` or `check_layers` refuses an exported graph.
+
+    Args:
+        path: the file that the message names.
+    """
     _check(proto, path)
     check_layers(proto, path)
 
@@ -259,7 +263,7 @@ def _name_domain(proto: onnx.ModelProto) -> None:
 
 
 def check_layers(proto: onnx.ModelProto, path: Path) -> None:
-    """Raise `ModelError` if a graph has no layers, or layers whose weights are not FP32.
+    """Raise `ModelError` if quantization would find nothing, or if weights of layers are not FP32.
 
     Args:
         path: the file that the message names.

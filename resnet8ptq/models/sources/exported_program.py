@@ -44,8 +44,8 @@ def from_program(program: Any, source: Path, sample: Sample) -> Network:
     """Return a program as a network; errors name `source`.
 
     Raises:
-        ModelError: the program is in training mode, or torch cannot export it; or see
-            `gates.onnx.check_graph` and `to_supported`.
+        ModelError: a node is in training mode, see `_trains`, or torch cannot export the program;
+            or see `gates.onnx.check_graph` and `to_supported`.
     """
     if any(map(_trains, program.graph.nodes)):
         raise ModelError(
@@ -74,7 +74,8 @@ def find_output_names(outputs: Any) -> list[str]:
 def _name_outputs(program: Any, proto: onnx.ModelProto) -> onnx.ModelProto:
     """Return a program's ONNX graph whose outputs have the names in the dict that it returns.
 
-    The outputs keep torch's names if two of them are one tensor, or if an input has such a name.
+    The outputs keep torch's names if `find_output_names` finds none, if two of them are one tensor,
+    or if an input has such a name.
     """
     names = find_output_names(program.call_spec.out_spec)
     former = output_names(proto.graph)
@@ -124,7 +125,10 @@ def _store_attention(program: Any) -> None:
 
 
 def _trains(node: Any) -> bool:
-    """Return whether a node normalizes by statistics of the batch, or drops values at random."""
+    """Return whether a node is a batch normalization or a dropout in training mode.
+
+    Other random operators, such as the dropout of whole channels, do not count.
+    """
     schema = getattr(node.target, "_schema", None)
     switches = {"aten::batch_norm": "training", "aten::dropout": "train"}
     switch = switches.get(getattr(schema, "name", ""))

@@ -31,8 +31,7 @@ def read(source: Path, sample: Sample) -> Network:
     """Read a Keras file; inputs and outputs get Keras's names, see `_export_model`.
 
     Raises:
-        ModelError: see `load_keras`; or the weights have NaN or infinity, or the samples do not
-            fit the inputs.
+        ModelError: see `load_keras` and `_input_specs`; or the weights have NaN or infinity.
     """
     prepare_tensorflow()
     model = load_keras(source)
@@ -82,7 +81,7 @@ def _input_specs(model: Any, source: Path, sample: Sample) -> list[Any]:
     """Return the `TensorSpec` of each input; with a sample, free sizes are those of the sample.
 
     Raises:
-        ModelError: the sample does not fit the inputs.
+        ModelError: see `check_inputs` and `find_layout`.
     """
     import tensorflow as tf
 

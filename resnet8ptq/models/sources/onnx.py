@@ -154,7 +154,8 @@ def _fix_input(graph: onnx.GraphProto, name: str, values: Any) -> None:
     """Give an input constant values, in place.
 
     Raises:
-        ModelError: there is no such input, or the values do not fit it.
+        ModelError: there is no such input, or the values are not finite numbers, or have more axes
+            than the input.
     """
     inputs = {value.name: value for value in gate.graph_inputs(graph)}
     if name not in inputs:

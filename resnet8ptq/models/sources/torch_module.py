@@ -30,7 +30,8 @@ def read(source: Path, sample: Sample, name: str, arguments: Mapping[str, Any]) 
     """Build the module, give it the weights in `source`, and export it.
 
     A module declares no input shape. The export therefore tries channels first, as in torch's
-    convolutions, then the samples' own layout. Records fill the parameters with the same names.
+    convolutions, then the samples' own layout; an array of integers is tried as floats first.
+    Records fill the parameters with the same names.
 
     Args:
         name: the dotted path of the class.
@@ -63,8 +64,8 @@ def export(network: torch.nn.Module, example: Any, samples: Mapping[str, NDArray
     """Return a module in memory as an exported program, in float32; the module does not change.
 
     Args:
-        example: inputs [n, ...] of `forward` as a tensor, a tuple, or a dict by parameter name; by
-            default zeros in the shapes of `samples`.
+        example: inputs [n, ...] of `forward` as a tensor, a tuple or list, or a dict by parameter
+            name; by default zeros in the shapes of `samples`.
         samples: inputs [n, ...] by name, and labels.
 
     Raises:
