@@ -4,6 +4,7 @@ No other module scores the artifacts of runs.
 """
 
 import json
+import logging
 import shutil
 import time
 from dataclasses import asdict, dataclass, field, replace
@@ -31,6 +32,8 @@ from resnet8ptq.target.target import Target
 from resnet8ptq.tasks.scoring.comparison import Comparison, Scores
 from resnet8ptq.tasks.scoring.outputs import Outputs
 from resnet8ptq.tasks.task import Task
+
+log = logging.getLogger(__name__)
 
 DYNAMIC_BATCH_SIZE = 1  # ranges depend on the batch, and the latency metric is for one sample
 REMOTE_BATCH_SIZE = 16
@@ -321,9 +324,14 @@ class Evaluator:
         logits: bool = False,
     ) -> Evaluation:
         copies, batching = self._open(quantizer, path, samples, batch_size)
+        reduction = self.task.scope.reduction
         evaluation = inference.infer(
-            copies, samples, batching, label, self.network.final, self.task.scope.reduction
+            copies, samples, batching, label, self.network.final, reduction
         )
+        if quantizer.config.method not in BY_BATCH:
+            reduced = reduction is not None
+            decibels = inference.find_batch_sqnr_db(copies[0], samples, evaluation, reduced)
+            _warn_of_batch(quantizer.config.backend.name, batching.batch_size, decibels)
         if logits:
             evaluation = inference.with_logits(evaluation, copies, samples)
         return evaluation
@@ -398,6 +406,18 @@ class Evaluator:
         if self.before_softmax and outputs.logits is None:
             outputs = replace(outputs, logits=outputs.values[0])
         return self.task.score(outputs, inference.targets_of(samples))
+
+
+def _warn_of_batch(backend: str, batch_size: int, sqnr_db: float | None) -> None:
+    """Warn if the outputs of a sample depend on its batch, see `find_batch_sqnr_db`."""
+    if sqnr_db is not None and sqnr_db < inference.BATCH_DB:
+        log.warning(
+            "backend=%s: the outputs of a sample alone and in a batch of %d differ, by an SQNR of "
+            "%.1f dB: a kernel is wrong; try evaluate.batch_size=1, or another backend",
+            backend,
+            batch_size,
+            sqnr_db,
+        )
 
 
 def _backend(quantizer: Quantizer) -> str:

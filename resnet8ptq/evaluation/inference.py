@@ -13,9 +13,12 @@ from resnet8ptq.core.console import track
 from resnet8ptq.core.errors import ModelError
 from resnet8ptq.data.dataset import Split
 from resnet8ptq.evaluation.batching import Batching, run_all
+from resnet8ptq.tasks.scoring.distortion import sqnr_db
 from resnet8ptq.tasks.scoring.outputs import PROBABILITIES, Array, Outputs, Reduction, Targets
 
 LOGIT_SAMPLES = 1000
+ALONE = 2  # samples that also run without their batch
+BATCH_DB = 20.0  # least SQNR of samples in a batch, beside the same samples alone
 RAW_BYTES = 2**25  # limit of the raw outputs that are kept beside reduced ones
 
 OTHER_NUMBERS = (
@@ -90,6 +93,34 @@ def _run(
             raise ModelError(OTHER_NUMBERS)
         return outputs, outputs
     return reduction(outputs, batch), outputs
+
+
+def find_batch_sqnr_db(
+    copy: Predictor, split: Split, evaluation: Evaluation, reduced: bool
+) -> float | None:
+    """Return the SQNR in dB of the last samples of the first batch, beside the same samples alone.
+
+    A kernel may compute large batches wrongly, which a check of few samples cannot see: torch
+    2.13's 8-bit instance normalization does so with more samples than a channel has pixels.
+
+    Args:
+        reduced: whether the task has reduced the outputs; their first raw ones are compared then.
+
+    Returns:
+        The SQNR of the worst output; None if all are equal, or if nothing is compared: for texts,
+        for a batch of few samples, and without a row for each sample.
+    """
+    size = split.limit(evaluation.batching.batch_size)
+    if split.lengths is not None or not ALONE < size <= len(split):
+        return None
+    outputs = evaluation.outputs.raw if reduced else evaluation.outputs.values
+    last = slice(size - ALONE, size)
+    in_batch = [values[last] for values in outputs]
+    [batch] = split.take(np.arange(size)[last]).batches(ALONE)
+    alone = copy.predict(batch)
+    if [values.shape for values in in_batch] != [values.shape for values in alone]:
+        return None
+    return sqnr_db(alone, in_batch)
 
 
 def extend(before: Evaluation | None, after: Evaluation) -> Evaluation:

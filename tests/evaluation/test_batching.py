@@ -18,6 +18,7 @@ from resnet8ptq.core.machine import Runtime
 from resnet8ptq.data.dataset import Split
 from resnet8ptq.evaluation import batching, evaluator, inference
 from resnet8ptq.evaluation.batching import BATCH_SIZES, Batching
+from resnet8ptq.evaluation.inference import ALONE
 from resnet8ptq.tasks import classification
 from resnet8ptq.tasks.scoring.outputs import PROBABILITIES
 from tests.helpers.configs import make_config
@@ -182,7 +183,7 @@ def test_every_image_is_run_in_order(monkeypatch, tmp_path, count):
 def test_what_is_set_is_not_tried(monkeypatch, tmp_path):
     backend = Counting(monkeypatch, lambda tried: 1.0)
     assert run(1000, tmp_path, "evaluate.batch_size=300", "threads=1").batching == Batching(300, 1)
-    assert backend.batches == [(300, 1), (300, 1), (300, 1), (100, 1)]
+    assert backend.batches == [(300, 1), (300, 1), (300, 1), (100, 1), (ALONE, 1)]
     assert not backend.measured
     run(1000, tmp_path, "evaluate.batch_size=300", "threads=3")
     assert {*backend.measured} == {Batching(300, 3, 1), Batching(300, 1, 3)}
@@ -251,3 +252,29 @@ def test_an_output_without_one_row_for_each_sample_is_refused(kept):
     copy = SimpleNamespace(predict=lambda batch: [np.ones((next(counts), 4), np.float32)])
     with pytest.raises(ModelError, match=r"task=detection.*model\.outputs"):
         inference.infer([copy], images(4), Batching(1, 1))
+
+
+def test_a_kernel_that_is_wrong_in_large_batches_is_named(monkeypatch, tmp_path, caplog):
+    backend = Counting(monkeypatch, lambda tried: 1.0)
+    exact = backend.load
+
+    def load(path: Path, threads: int) -> Counting:
+        loaded = exact(path, threads)
+        predict = loaded.predict
+
+        def fail_after_four(batch: np.ndarray) -> tuple[np.ndarray]:
+            [values] = predict(batch)
+            values[4:] = 0.5
+            return (values,)
+
+        loaded.predict = fail_after_four
+        return loaded
+
+    run(100, tmp_path, "evaluate.batch_size=16", "threads=1")
+    assert not caplog.messages
+    monkeypatch.setattr(OnnxQuantizer, "load", staticmethod(load))
+    run(100, tmp_path, "evaluate.batch_size=16", "threads=1")
+    [message] = caplog.messages
+    assert "in a batch of 16" in message and "evaluate.batch_size=1" in message
+    run(100, tmp_path, "evaluate.batch_size=4", "threads=1")
+    assert [message] == caplog.messages
