@@ -1,4 +1,4 @@
-"""Feeds a detector's pictures to ONNX Runtime's quantizer, one by one or in batches."""
+"""Feeds a detector's pictures to other code, such as ONNX Runtime's quantizer, in batches."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path

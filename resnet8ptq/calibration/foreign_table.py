@@ -31,7 +31,7 @@ _WITHOUT_Q = {"quint8": "uint8", "qint8": "int8", "quint16": "uint16", "qint16":
 
 
 def read_ranges(parsed: object, path: Path) -> dict[str, Range]:
-    """Return the range of each activation by tensor name.
+    """Return ranges by tensor name, without those of weights by channel.
 
     >>> read_ranges({"relu": [{"rmin": 0.0, "rmax": 6.0}]}, Path("overrides.json"))
     {'relu': (0.0, 6.0)}
@@ -102,7 +102,7 @@ def match_tensors(
 
 
 def _entries(parsed: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield the name and the entry of each activation.
+    """Yield the name and the entry of each tensor.
 
     Entries by channel are left out, and so are values of ONNX Runtime's format that are no lists.
     """

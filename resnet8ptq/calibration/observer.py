@@ -108,8 +108,8 @@ class TensorObserver:
         """Return whether one of `num_bins` bins over the range is narrower than a fine bin.
 
         A clipped tensor has the fine bins of its source, which may be too wide for its own range.
-        Without counting, the result is False. After a value that is not finite, the counts are
-        incomplete, and the result is True.
+        Without counting, the result is False. The exception is a value that is not finite: after
+        it, the counts are incomplete, and the result is always True.
         """
         if not self.finite:
             return True

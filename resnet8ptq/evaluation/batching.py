@@ -86,7 +86,7 @@ def run_all(
 def find_batching(
     load: Load, split: Split, batch_size: int | None, runtime: Runtime, about: cache.Key
 ) -> Batching:
-    """Return the fastest batching that settings and memory allow, by a short measurement.
+    """Return the fastest of a few batchings that settings and memory allow, by a measurement.
 
     The cache keeps the result. Nothing is measured if only one batching is allowed, or if there are
     few samples and no batch size in the settings.

@@ -100,7 +100,7 @@ class CocoEvaluator:
             annotations: annotations in COCO's format, or the path of their file.
 
         Raises:
-            ValueError: a result belongs to a picture that was not run.
+            ValueError: a result belongs to a picture that was not run, or is not in `annotations`.
         """
         whole = annotations
         if not isinstance(whole, Mapping):

@@ -55,6 +55,7 @@ def infer(
 
     Raises:
         ModelError: the shapes of the kept outputs differ between batches, or `_run` raises it.
+        DataError: the reduction does not take the samples.
     """
     # Keep the reduced outputs of all batches, and the raw ones of the first
     start = time.perf_counter()
@@ -85,7 +86,9 @@ def _run(
     """Return the reduced outputs of a batch, and those of the network.
 
     Raises:
-        ModelError: there is no reduction, and an output lacks a row for each sample.
+        ModelError: without a reduction, an output lacks a row for each sample; or the reduction
+            does not take the outputs.
+        DataError: the reduction does not take the samples.
     """
     outputs = copy.predict(batch)
     if reduction is None:

@@ -65,7 +65,8 @@ class PairedLatency:
         """Return the latencies from a document that `asdict` wrote.
 
         Raises:
-            AttributeError, KeyError, TypeError, ValueError: the document has another form.
+            AttributeError, KeyError, OverflowError, TypeError, ValueError: the document has another
+                form.
         """
         return cls(
             single=_read_blocks(kept["single"]),

@@ -9,6 +9,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -76,7 +77,7 @@ class Connection:
             timeout_s: the longest time for an answer.
 
         Raises:
-            ConfigError: the command cannot be started.
+            ConfigError: the command is empty, has an open quote, or cannot be started.
             ConnectionLostError: the command ends, or does not read the program in time.
         """
         self._command = command
@@ -85,7 +86,7 @@ class Connection:
         loader = f"import sys;exec(sys.stdin.buffer.read({len(program)}))"
 
         # Start the interpreter, which reads the program from its standard input
-        words = shlex.split(command)
+        words = _split(command)
         if Path(words[0]).name in SHELLS:  # quoted, as a shell there splits the loader
             loader = invocation.shell(loader)
         self._messages = tempfile.TemporaryFile()  # noqa: SIM115 (open as long as the command)
@@ -191,6 +192,19 @@ class Connection:
         if missing:
             message += f"; try on the target: pip install {missing[1]}"
         return ConnectionLostError(message)
+
+
+def _split(command: str) -> list[str]:
+    """Return the words of a command; raise `ConfigError` for no word or an open quote."""
+    words: list[str] = []
+    with suppress(ValueError):  # a quote is open
+        words = shlex.split(command)
+    if not words:
+        raise ConfigError(
+            f"target.command: got {command!r}, expected a command that starts Python, such as "
+            "'ssh pi@board python3'"
+        )
+    return words
 
 
 def _end_of(stream: Any) -> int:

@@ -195,7 +195,7 @@ def _find_reason(lines: Sequence[str]) -> str:
 
 
 class TfliteFile:
-    """A file in LiteRT; float values for int8 and int16 inputs are quantized."""
+    """A file in LiteRT; values of other dtypes for int8 and int16 inputs are quantized."""
 
     def __init__(self, content: bytes, threads: int) -> None:
         """Load the content of a file."""

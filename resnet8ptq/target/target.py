@@ -109,7 +109,7 @@ class Target:
         Raises:
             ConnectionLostError: the connection was lost `TRIES` times.
             UnsupportedError: the target answers with an error.
-            ConfigError: the command cannot be started.
+            ConfigError: the command cannot be started, see `Connection`.
         """
         with self._lock:
             for number in range(TRIES):

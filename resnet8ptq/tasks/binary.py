@@ -26,7 +26,6 @@ from resnet8ptq.tasks.scoring.outputs import (
     Targets,
     TaskContext,
     as_rows,
-    check_labels,
 )
 from resnet8ptq.tasks.scoring.ranking import AUC, DELONG, ROC_CAPTION, ROC_FILE, Ranking, doubt_auc
 from resnet8ptq.tasks.scoring.values import Arrays
@@ -142,7 +141,7 @@ def _make(config: BinaryConfig, context: TaskContext) -> Task:
         names = classification.check_classes("binary", context)
 
     # Both classes need samples, because the AUC compares them
-    check_labels("binary", context, "iu", "two classes, 0 and 1")
+    classification.check_label_of_each("binary", context, "two classes, 0 and 1")
     labels = np.unique(np.asarray(context.labels))
     if len(names) != 2 or labels.tolist() != [0, 1]:
         raise ConfigError(

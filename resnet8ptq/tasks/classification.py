@@ -372,6 +372,14 @@ def _doubt(baseline: ClassScores, expected: float | None) -> str | None:
     return doubt_below(f"{shown})", hits.interval, expected)
 
 
+def check_label_of_each(task: str, context: TaskContext, expected: str) -> None:
+    """Raise `ConfigError` if the labels are missing, or not one integer for each sample."""
+    # Labels of tokens and masks are integers as well, but several for each sample
+    labels = context.labels
+    single = labels is None or labels.ndim == 1
+    check_labels(task, context, "iu" if single else "", expected)
+
+
 def check_classes(task: str, context: TaskContext) -> tuple[str, ...]:
     """Return the names of the classes that the network scores.
 
@@ -381,9 +389,7 @@ def check_classes(task: str, context: TaskContext) -> tuple[str, ...]:
         ConfigError: the labels are missing, or not one class for each sample.
         ModelError: the network does not return one output with a value for each class.
     """
-    # Labels of tokens are integers as well, but not one for each sample
-    kinds = "" if context.of_tokens else "iu"
-    check_labels(task, context, kinds, "classes, integers from 0")
+    check_label_of_each(task, context, "classes, integers from 0")
 
     # Compare the network's classes with those of the data
     returned = context.classes

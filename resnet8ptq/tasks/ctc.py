@@ -45,7 +45,7 @@ class Alphabet:
     """The symbols of an output's classes.
 
     Attributes:
-        symbols: a text for each class; empty for the blank and special tokens.
+        symbols: a text for each class; empty for the blank and for special tokens of a JSON file.
         output: the index of the output.
         axis: the axis of the classes in a batch's output [n, frames, classes] or [n, classes,
             frames].
@@ -95,7 +95,7 @@ class LineScores(ReducedScores):
 
     @cached_property
     def errors_of_others(self) -> Counts:
-        """The number of wrong characters of each line against the true text of the next line."""
+        """The number of wrong characters of each line against the true text of another line."""
         others = [*self.labels[1:], *self.labels[:1]]
         return np.array(list(map(count_errors, self.texts, others)))
 
@@ -217,8 +217,8 @@ def _doubt(metric: Metric, baseline: LineScores, expected: float | None) -> str 
 def read_alphabet(path: Path) -> list[str]:
     """Return the symbols of an alphabet file, in the order of the classes.
 
-    In a vocab.json of Hugging Face without a space, `|` stands for the space. The symbols of
-    special tokens are empty.
+    A JSON file is a vocab.json of Hugging Face. If it has no space, `|` stands for the space. The
+    symbols of its special tokens, such as `<pad>`, are empty.
 
     Raises:
         ConfigError: the file is not readable as an alphabet.

@@ -50,7 +50,7 @@ Maps = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class DenseScores(BootstrapScores):
-    """Scores by the metric of each picture, with the targets, whose mean is the level of chance.
+    """The metric of each picture, with the targets, whose mean is the prediction by chance.
 
     Attributes:
         targets: maps with the axes of the outputs, [n, height, width] or with channels.
@@ -78,7 +78,7 @@ def build(primary: str = "psnr", peak: float = 1.0, resamples: int = 9999) -> Ta
 
     Args:
         primary: a key of `METRICS`.
-        peak: the largest value of a pixel, for PSNR and SSIM.
+        peak: the largest value of a pixel, for PSNR and SSIM, and for targets in uint8.
     """
     [pair] = [pair for pair in PAIRS if primary in pair]
     others = [METRICS[name] for name in pair if name != primary]

@@ -39,10 +39,16 @@ def _draw_map(axes: Axes, head: str, values: Array) -> None:
 
 
 def _colour(values: Array) -> NDArray[np.float64]:
-    """Return a map as a picture [H, W] or [H, W, 3] of values from 0 to 1."""
+    """Return a map as a picture [H, W] or [H, W, 3] of values from 0 to 1.
+
+    Of other channels than 1 or 3, such as the two of a flow, the mean is drawn. The shortest axis
+    is that of the channels.
+    """
     pixels = np.asarray(values, np.float64)
-    if pixels.ndim == 3 and pixels.shape[0] in (1, 3):
-        pixels = np.moveaxis(pixels, 0, 2)
+    if pixels.ndim == 3:
+        pixels = np.moveaxis(pixels, int(np.argmin(pixels.shape)), 2)
+        if pixels.shape[2] != 3:
+            pixels = pixels.mean(axis=2)
     low = pixels.min()
     span = pixels.max() - low
-    return ((pixels - low) / (span or 1)).squeeze()
+    return (pixels - low) / (span or 1)

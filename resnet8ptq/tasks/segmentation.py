@@ -88,8 +88,8 @@ class MaskDecoder:
 def _resize(old: int, new: int) -> NDArray[np.float32]:
     """Return the matrix [new, old] that resizes one axis linearly, between the centres of pixels.
 
-    Applied to both axes, the result equals that of torch's `interpolate` with `align_corners=False`
-    and of `tf.image.resize`.
+    Applied to both axes, the result equals that of torch's `interpolate` with `mode="bilinear"` and
+    that of `tf.image.resize`.
     """
     positions = ((np.arange(new) + 0.5) * old / new - 0.5).clip(0, old - 1)
     distances = np.abs(positions[:, np.newaxis] - np.arange(old))

@@ -104,7 +104,7 @@ class Joining:
     """The values of single samples that `task.join` joins for a group, see `tasks.joining`.
 
     Attributes:
-        values: returns the outputs that the task scores instead of those of the network.
+        values: returns outputs with the values to join, such as the probabilities of logits.
         votes: returns the votes [n, classes] of these values, 0 or 1; None if the task has no
             votes.
     """
@@ -169,7 +169,7 @@ class Task:
             metric. A sweep chooses by it among the models near the best on the selection samples.
             None if only the primary metric chooses.
         beside: further metrics that tables show beside the primary metric.
-        class_names: the names of the scored classes; empty without classes.
+        class_names: the names of the scored classes; empty without classes, or if not known.
         pair_metrics: metrics of a comparison by MLflow name.
         reference: FP32 as the reference; None if labels are the reference.
         doubt: returns the reason why no verdict is valid for a baseline with these scores, or None.

@@ -113,6 +113,12 @@ def test_unknown_command_is_wrong_input():
         Target("no_such_program python3", timeout_s=60).describe()
 
 
+@pytest.mark.parametrize("command", ["", "ssh 'pi@board"])
+def test_a_command_without_words_is_wrong_input(command):
+    with pytest.raises(ConfigError, match=r"target.command: got .*, expected a command"):
+        Target(command, timeout_s=60).describe()
+
+
 def test_ssh_gets_words_for_the_shell_behind_it(tmp_path, network):
     fake = tmp_path / "ssh"
     fake.write_text('#!/bin/sh\nshift\nexec sh -c "$*"\n')

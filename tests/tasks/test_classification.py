@@ -1,9 +1,13 @@
 """Many classes."""
 
 import numpy as np
+import pytest
 
-from resnet8ptq.tasks import classification
+from resnet8ptq.config.schema import BinaryConfig, TaskConfig
+from resnet8ptq.core.errors import ConfigError
+from resnet8ptq.tasks import classification, registry
 from resnet8ptq.tasks.scoring.outputs import LOGITS, Outputs, Targets
+from tests.helpers import task_cases
 
 
 def test_a_thousand_classes_stay_readable():
@@ -25,3 +29,16 @@ def test_a_thousand_classes_stay_readable():
         assert "the 20 of 1000 classes" in (
             figure.axes[0].get_title() + getattr(figure, "get_suptitle", str)()
         )
+
+
+@pytest.mark.parametrize(
+    ("config", "output"),
+    [(TaskConfig("classification"), 2), (BinaryConfig(), 2), (BinaryConfig(), 1)],
+    ids=["classification", "binary", "one value"],
+)
+@pytest.mark.parametrize("dtype", [np.uint8, np.int64])
+def test_labels_of_pixels_or_tokens_are_no_classes(config, output, dtype):
+    labels = np.tile(np.array([0, 1], dtype), (4, 1))
+    data = task_cases.context(labels, {"out": (output,)}, LOGITS)
+    with pytest.raises(ConfigError, match=r"the labels of pets are u?int\d+ \[4, 2\], expected"):
+        registry.make(config, data)

@@ -65,6 +65,15 @@ def test_depth_without_a_measurement_does_not_count():
     assert scores.more()["delta"] == pytest.approx((ratio < 1.25).mean())
 
 
+@pytest.mark.parametrize("shape", [(12, 14), (1, 12, 14), (12, 14, 2), (4, 12, 14)])
+def test_the_figure_draws_any_number_of_channels(shape):
+    flows = RANDOM.normal(0, 1, (3, *shape))
+    task, fp32 = score("rmse", flows, flows + 9)
+    _, model = score("rmse", flows + 1, flows + 9)
+    [figure] = task.files.figures(task.compare(model, fp32), "flows").values()
+    assert len(figure.axes) == 9
+
+
 @pytest.mark.parametrize("primary", ["psnr", "ssim"])
 def test_the_mean_of_the_targets_is_doubted(primary):
     mean = np.broadcast_to(PICTURES.mean(axis=0) / 255, PICTURES.shape)

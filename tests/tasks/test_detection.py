@@ -218,6 +218,17 @@ def test_labels_may_be_ids_or_indices_with_a_background():
     assert classes([0, 0, 1, 0], nms=True) == [0, 1]
 
 
+def test_a_selection_of_boxes_may_have_a_background():
+    outputs = {"boxes": (5, 4), "scores": (4, 5), "selected": (None, 3)}
+    decoder = decoding.Decoder("selected", frame(outputs, background=0), IDS)
+    boxes = np.tile(np.array([0, 0, 8, 8], np.float32), (1, 5, 1))
+    scores = np.linspace(0.9, 0.5, 20, dtype=np.float32).reshape(1, 4, 5)
+    selected = np.array([[0, 0, 0], [0, 1, 1], [0, 3, 2]])  # the first row is background
+    [rows] = decoder([boxes, scores, selected])
+    assert rows[0, : decoding.count(rows)[0], 5].tolist() == [0, 2]
+    assert rows[0, :2, 4] == pytest.approx(scores[0, [1, 3], [1, 2]])
+
+
 def test_the_highest_scores_are_kept_and_what_overlaps_is_not():
     boxes = np.array([[[0, 0, 10, 10], [0, 0, 10, 9], [20, 20, 30, 30]]], np.float32)
     scores = np.array([[[0.5, 0, 0.4], [0.9, 0, 0], [0.3, 0.005, 0]]], np.float32)

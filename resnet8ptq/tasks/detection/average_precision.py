@@ -4,7 +4,7 @@ https://cocodataset.org/#detection-eval; Lin et al., "Microsoft COCO: Common Obj
 ECCV 2014. AP is the mean over ten IoU thresholds from 0.50 to 0.95, over 101 recalls, and over the
 classes that have objects. The IoU is that of boxes or masks. For keypoints, the object keypoint
 similarity (OKS) replaces the IoU. Then at most 20 detections of each class in a picture count, and
-small objects have no metrics.
+no metric is of small objects alone.
 """
 
 import contextlib
@@ -103,7 +103,7 @@ def evaluate(
             segmentation or keypoints.
         annotations: annotations in COCO's format, with images, annotations and categories.
         kind: pycocotools' type of the comparison: bbox, segm or keypoints.
-        sigmas: the constant of each keypoint in the OKS.
+        sigmas: the constant of each keypoint in the OKS; empty for pycocotools' constants.
 
     Raises:
         ValueError: a detection belongs to a picture that the annotations do not list.

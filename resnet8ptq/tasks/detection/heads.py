@@ -385,14 +385,25 @@ def _find_selected(frame: Frame) -> list[int]:
 
 
 def _decode_selected(outputs: Sequence[Array], frame: Frame) -> Detections:
-    """Decode the output of ONNX's NonMaxSuppression: rows of picture, class and box index."""
+    """Decode the output of ONNX's NonMaxSuppression: rows of picture, class and box index.
+
+    Rows of the background are left out.
+    """
     boxes, scores, selected = [outputs[index] for index in _find_selected(frame)]
     rows = selected.reshape(-1, 3).astype(np.int64)
-    picture, label, box = rows[(rows >= 0).all(axis=1)].T
+    rows = rows[(rows >= 0).all(axis=1)]
+
+    # The classes behind the background move down by one
+    background = frame.config.background
+    if background is not None:
+        rows = rows[rows[:, 1] != background]
+    picture, index, box = rows.T
+    label = index
+    if background is not None:
+        label = index - (index > background)
     selected_boxes = corners(boxes[picture, box], "yxyx", frame)
-    return Detections(
-        picture, selected_boxes, scores[picture, label, box].astype(np.float32), label
-    )
+    kept = scores[picture, index, box].astype(np.float32)
+    return Detections(picture, selected_boxes, kept, label)
 
 
 def _find_detections(frame: Frame) -> list[int]:

@@ -191,7 +191,7 @@ def _areas(boxes: NDArray[np.float64]) -> NDArray[np.float64]:
 def _oks(
     first: NDArray[np.float64], second: NDArray[np.float64], sigmas: Sequence[float]
 ) -> NDArray[np.float64]:
-    """Return the OKS of pairs of detections, with the mean area of both boxes as the area."""
+    """Return the OKS of pairs of objects, with the mean area of both boxes as the area."""
     area = np.maximum((_areas(first) + _areas(second)) / 2, np.finfo(float).tiny)
     away = first[..., 6:] - second[..., 6:]
     squares = away[..., ::3] ** 2 + away[..., 1::3] ** 2

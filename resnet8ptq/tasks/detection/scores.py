@@ -197,5 +197,5 @@ def to_coco(pictures: Array, class_ids: Sequence[int], with_masks: bool = False)
 
 
 def _keypoints(points: Array) -> dict[str, Any]:
-    """Return the keypoints [3 * K] of an object with their number, in COCO's format."""
+    """Return the keypoints [3 * K] of an object, and how many are labelled, in COCO's format."""
     return {"keypoints": points.tolist(), "num_keypoints": int(np.count_nonzero(points[2::3] > 0))}

@@ -1,4 +1,4 @@
-"""Non-maximum suppression: drops boxes that overlap a box of their class with a higher score."""
+"""Non-maximum suppression of the boxes of each class, by ONNX Runtime."""
 
 from functools import cache
 
@@ -12,12 +12,11 @@ from resnet8ptq.tasks.detection.heads import Candidates, Detections
 
 
 def suppress(candidates: Candidates, config: DetectionConfig) -> Detections:
-    """Drop each box that overlaps a kept box of its class with a higher score.
+    """Drop each box that overlaps a kept box of its class whose score is at least as high.
 
-    ONNX Runtime's NonMaxSuppression computes this.
-
-    Boxes overlap if their IoU is above `iou_threshold`. The result has only boxes above
-    `score_threshold`, at most `max_detections` of each class in a picture.
+    ONNX Runtime's NonMaxSuppression computes this. Boxes overlap if their IoU is above
+    `iou_threshold`. The result has only boxes above `score_threshold`, at most `max_detections` of
+    each class in a picture.
     """
     scores = np.ascontiguousarray(candidates.scores.swapaxes(1, 2))
     run = _suppression(config.max_detections, config.iou_threshold, config.score_threshold)

@@ -47,13 +47,13 @@ class ClasswiseScores(OutputScores):
     @property
     @abstractmethod
     def samples_of_class(self) -> NDArray[np.int64]:
-        """The number of samples with each class [classes]; for AP, of pictures with its objects."""
+        """The number of samples with each class [classes], such as pictures with its objects."""
 
     @cached_property
     def per_sample(self) -> Replicates:
         """The metric of each bootstrap sample [resamples], shifted so that their mean is `value`.
 
-        A bootstrap sample has fewer distinct pictures and classes, which would change the mean.
+        A bootstrap sample has fewer distinct samples and may lack classes, which changes the mean.
         """
         replicates = mean_of(self.by_class)
         shifted = np.asarray(replicates - np.nanmean(replicates) + self.value)
@@ -70,7 +70,7 @@ class ClasswiseScores(OutputScores):
 
 
 def mean_of(classes: Values) -> Values:
-    """Return the mean [times] of [times, classes] over the classes that are not NaN."""
+    """Return the mean [times] over the classes of [times, classes] that are not NaN; else NaN."""
     defined = ~np.isnan(classes)
     total = np.where(defined, classes, 0).sum(axis=1)
     return np.divide(
@@ -79,7 +79,7 @@ def mean_of(classes: Values) -> Values:
 
 
 def draw_weights(pictures: int, times: int) -> NDArray[np.int32]:
-    """Return how often each bootstrap sample draws each picture [times, pictures]."""
+    """Return how often each bootstrap sample draws each picture or text [times, pictures]."""
     weights = np.zeros((times, pictures), np.int32)
     for row, chosen in zip(weights, statistics.resample(pictures, times), strict=True):
         row += np.bincount(chosen, minlength=pictures).astype(np.int32)

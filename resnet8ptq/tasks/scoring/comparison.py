@@ -13,7 +13,7 @@ from resnet8ptq.tasks.scoring.values import Paired, SampleValues
 
 
 class Scores(ABC):
-    """The scored outputs of one model; metrics are computed on demand."""
+    """The scores of one model by a task."""
 
     @property
     @abstractmethod
@@ -59,11 +59,11 @@ class OutputScores(Scores):
 
     @property
     def total(self) -> int:
-        """The number of samples."""
+        """The number of scored items: samples, or joined groups."""
         return len(self.outputs)
 
     def sqnr_db(self, baseline: Self) -> float | None:
-        """Return the SQNR in dB of the output with the most noise, see `distortion.sqnr_db`."""
+        """Return the SQNR in dB of the worst output, see `distortion.sqnr_db`."""
         return distortion.sqnr_db(baseline.outputs.returned, self.outputs.returned)
 
 

@@ -33,10 +33,10 @@ class Metric:
         percent: whether values are fractions, shown in percent, and differences in points.
         bounded: whether a loss is the difference of two values. Otherwise, the loss is the
             difference divided by the baseline's absolute value, unless that is 0.
-        geometric: whether the metric is a geometric mean over the items, above 0.
+        geometric: whether the metric is a geometric mean, above 0.
         fair: the name of the tie-adjusted metric that ranks models; empty if there is none.
         least: the key of `report` with the smallest accepted value; empty if there is none.
-        limit_key: the key of `report` with the largest accepted loss.
+        limit_key: the key of `report` that limits the loss.
     """
 
     name: str

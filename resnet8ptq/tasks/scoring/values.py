@@ -59,11 +59,13 @@ class SampleValues(ABC):
         return {}
 
     def by_class(self, baseline: Self, classes: int) -> list[float]:
-        """Return a p-value against the baseline for each class; empty without classes."""
+        """Return a p-value against the baseline for each class; empty without such a test."""
         return []
 
     def found_by_class(self, baseline: Self, classes: int, level: float) -> list[float]:
         """Return the loss on each class with samples that a test detects with 80% power.
+
+        The list is empty without a test of classes.
 
         Args:
             level: the level of the test.
@@ -137,7 +139,7 @@ class Paired:
         return self.model.metrics(self.baseline)
 
     def by_class(self, classes: int) -> list[float]:
-        """Return a p-value against the baseline for each class; empty without classes."""
+        """Return a p-value against the baseline for each class; empty without such a test."""
         return self.model.by_class(self.baseline, classes)
 
     def found_by_class(self, classes: int, level: float) -> list[float]:
