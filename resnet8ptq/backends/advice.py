@@ -28,7 +28,7 @@ OUT_OF_16_BITS = "vpmaddubsw sums two products in 16 bits, which saturate withou
 
 @dataclass(frozen=True)
 class Advice:
-    """A configuration with a verdict.
+    """Settings with a verdict.
 
     Attributes:
         settings: the settings, as on the command line.
@@ -76,7 +76,7 @@ def may_saturate(dtype: str, flags: Collection[str]) -> bool:
 
 
 def beyond_x86(flags: Collection[str]) -> str:
-    """Return as text how exactly and how fast a CPU that is not x86 sums 8-bit products."""
+    """Return as text how a CPU that is not x86 sums 8-bit products, if that is known."""
     if not is_arm(flags):
         return "nothing is known of this CPU's kernels: measure"
     if "asimddp" in flags:
@@ -85,7 +85,7 @@ def beyond_x86(flags: Collection[str]) -> str:
 
 
 def in_float(backend: str, network: Summary | None) -> str:
-    """Return the end of a sentence, with the number of each operator that stays in float.
+    """Return the end of a sentence: the operators in float by `Summary.treatment`, with numbers.
 
     The text is empty without such operators, and for an unknown network.
     """

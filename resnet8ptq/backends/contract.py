@@ -119,7 +119,7 @@ class Resolved:
         weight_dtype, activation_dtype: several dtypes are joined by `, `.
         execution: `integer` if the artifact is meant for integer kernels, `simulated` if rounded
             values are computed in float. It begins with `weights only` if only the weights have
-            fewer bits, and is `float` for dtype=fp32 and for float16 files of other programs.
+            fewer bits, and is `float` for dtype=fp32 and for 16-bit float files of other programs.
             `Quantizer.count_kernels` later counts the kernels that actually run.
         weight_bits, activation_bits: bits of a value, the most if layers differ; 7 with a reduced
             range. None for float32, or if the backend does not report them.
@@ -155,7 +155,8 @@ class Artifact:
     Attributes:
         quantized_layers: number of quantized layers. If weights alone have fewer bits than
             float32, number of layers with such weights; 0 for dtype=fp32.
-        ranges: activation ranges that the quantizer used, by ONNX tensor name; may be empty.
+        ranges: activation ranges of the file, by ONNX tensor name if the backend knows it, else by
+            the name in the framework's own graph; may be empty.
         details: further MLflow params from the framework.
     """
 
@@ -311,7 +312,7 @@ class Quantizer(ABC):
     def level_pools(self) -> tuple[str, ...]:
         """The ONNX operators of the average pools whose output shares the scale of the input.
 
-        The outputs of other average pools have calibrated scales.
+        In the simulation, the outputs of other average pools have calibrated scales.
         """
         return ()
 

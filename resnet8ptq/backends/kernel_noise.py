@@ -23,12 +23,12 @@ NEAR_DB = 6.0  # a quarter of the noise
 
 @dataclass(frozen=True)
 class KernelNoise:
-    """Three SQNRs in dB, which are infinite without noise.
+    """Three SQNRs in dB, which are infinite without noise, and for a signal of zero.
 
     Attributes:
         kernels_db: the SQNR of the kernels' outputs against the file's definition.
         quantization_db: the SQNR of the definition against FP32; None if `kernels_db` reaches the
-            limit, so that FP32 is not run.
+            limit.
         computed_db: the SQNR of the kernels' outputs against FP32; minus infinity if it is not
             measured.
     """

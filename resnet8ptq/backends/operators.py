@@ -1,4 +1,4 @@
-"""Sets of ONNX operators that several frameworks share."""
+"""Sets of ONNX operators that frameworks compute on integers, or cannot convert."""
 
 # Operators that most frameworks compute on integers
 SHARED = frozenset(

@@ -1,4 +1,4 @@
-"""The backends by name. A framework is imported only when a run needs it."""
+"""The backends by name. A quantizer's module is imported only when a run needs it."""
 
 from dataclasses import replace
 from pkgutil import resolve_name

@@ -23,7 +23,7 @@ class Operator:
     """An operator of a program.
 
     Attributes:
-        kind: XNNPACK's name of a delegated operator; torch's name of any other.
+        kind: XNNPACK's name of a delegated operator; the program's name of any other.
         delegated: whether XNNPACK runs the operator.
         integer: whether XNNPACK runs the operator, and its input and output activations have 8
             bits.

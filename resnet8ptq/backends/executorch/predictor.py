@@ -51,7 +51,10 @@ _POOL = _Pool()
 
 @dataclass
 class LoadedProgram:
-    """Runs a program on batches of any size, in parts that fit its planned memory."""
+    """Runs a program on batches, in parts that fit its planned memory.
+
+    A program with a fixed batch size takes only multiples of it.
+    """
 
     content: bytes
     threads: int
@@ -63,7 +66,7 @@ class LoadedProgram:
         self._load()
 
     def __call__(self, batch: NDArray[Any]) -> tuple[NDArray[np.float32], ...]:
-        """Return each output [n, ...] for a batch [n, ...] of any size."""
+        """Return each output [n, ...] for a batch [n, ...]."""
         if (self.threads, self._pool) != (_POOL.threads, _POOL.replaced):
             self._load()
         starts = range(0, len(batch), self._most)

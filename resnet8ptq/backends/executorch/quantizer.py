@@ -100,7 +100,8 @@ class ExecutorchQuantizer(Quantizer):
         Raises:
             UnsupportedError: torch or ExecuTorch cannot process the network, the runtime lacks a
                 kernel, or the lowered program computes other values.
-            QuantizationError: a range is not finite, or XNNPACK runs no layer in 8 bits.
+            QuantizationError: a range is not finite, or XNNPACK runs no layer in 8 bits, see
+                `refuse_empty`.
             ConfigError: a setting names an unknown layer, node or operator.
         """
         config = self.config

@@ -23,8 +23,8 @@ class Port:
         shape: sizes without the batch axis; a free size is None.
         scale, zero_point: the quantization of an integer port. The scale is None for float ports,
             plain integers, and integers whose scale the file does not give.
-        low, high: the values of the lowest and the highest level, also for a float port that the
-            file rounds; None for other ports.
+        low, high: the values of the lowest and the highest level, also for a float input that an
+            ONNX file rounds; None for other ports.
     """
 
     name: str

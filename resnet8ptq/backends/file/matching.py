@@ -1,4 +1,4 @@
-"""Matches a file's inputs and outputs to those of the FP32 network, by setting, name or shape.
+"""Matches a file's inputs and outputs to those of the FP32 network.
 
 The result has the form of the settings `backend.inputs` and `backend.outputs`. A run's config
 therefore holds it, and a user resolves an ambiguous match with the same settings.
@@ -28,8 +28,8 @@ def match_inputs(tensors: Sequence[Tensor], ports: Sequence[Port], asked: Any, p
         path: the file's path, for messages.
 
     Raises:
-        ConfigError: the setting is invalid, an input of the file has no match, or the order of its
-            axes is wrong or ambiguous; the message names the setting.
+        ConfigError: the setting is invalid, an input of the file has no match, or its axes fit in
+            no order or in several; the message names the setting.
     """
     matched = _pair("backend.inputs", tensors, ports, asked=asked)
     taken = _taken_ports(matched)
@@ -46,8 +46,8 @@ def match_outputs(tensors: Sequence[Tensor], ports: Sequence[Port], asked: Any, 
     """Return the output of the file for each output of the FP32 network; see `match_inputs`.
 
     Raises:
-        ConfigError: the setting is invalid, an output of the network has no match, or the order of
-            its axes is wrong or ambiguous; or integers have no scale and stand for floats.
+        ConfigError: the setting is invalid, an output of the network has no match, or its axes fit
+            in no order or in several; or integers have no scale and stand for floats.
     """
     matched = _pair("backend.outputs", tensors, ports, asked=asked)
     for tensor in tensors:
@@ -137,8 +137,8 @@ def _read(key: str, name: str, value: Any) -> dict[str, Any]:
     """Return a setting's value as a dict: a name is short for `{name: ...}`.
 
     Raises:
-        ConfigError: the value is neither a name nor a dict, or has a key or a value that the
-            setting does not take.
+        ConfigError: the value is neither a name nor a dict, or has an unknown key, or wrong axes or
+            a wrong scale.
     """
     if isinstance(value, str):
         return {"name": value}

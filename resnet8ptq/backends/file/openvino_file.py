@@ -44,7 +44,7 @@ def fetch(path: Path) -> bytes:
 
 
 def read(content: bytes, path: Path) -> Contents:
-    """Return the description of an archive that `fetch` has made.
+    """Return the description of an archive that `fetch` has returned.
 
     Raises:
         ModelError: the file is damaged, or has operators that OpenVINO does not define.
@@ -82,8 +82,8 @@ def open_run(content: bytes, threads: int) -> RawRun:
 def open_tensors(content: bytes, threads: int) -> Tensors:
     """Compile a file for float arithmetic so that it returns the float32 tensors of its graph.
 
-    The tensors are those that depend on an input. A tensor that FakeQuantize reads is replaced by
-    its rounded values, under its own name.
+    These are the first outputs of the operators that depend on an input. A tensor that FakeQuantize
+    reads is replaced by its rounded values, under its own name.
     """
     graph = archive.read(content)
 
@@ -144,7 +144,7 @@ class _Layer:
 def _layer(value: Any, varying: Container[str]) -> _Layer | None:
     """Return the layer that computes a tensor; None for other tensors.
 
-    An added constant, an activation and FakeQuantize belong to the layer before them. The result is
+    An added constant, Relu, Clamp and FakeQuantize belong to the layer before them. The result is
     also None for a layer whose weights are computed or stored in float32.
 
     Args:
@@ -225,7 +225,7 @@ def open_logits(content: bytes, threads: int) -> RawRun | None:
 
 
 def _open(graph: Any, threads: int) -> RawRun:
-    """Compile a graph as the FP32 network is compiled, so that latencies are comparable."""
+    """Compile a graph as OpenVINO's FP32 baseline is compiled: their latencies are comparable."""
     return _as_raw(make_network(graph, threads))
 
 

@@ -21,5 +21,5 @@ class FileConfig(BackendConfig):
 
     @property
     def framework(self) -> str:
-        """The backend that runs the FP32 network; `file` until `fit` has chosen it."""
+        """The backend that runs the FP32 network; `file` while `fp32` is None."""
         return self.fp32 or self.name

@@ -80,6 +80,7 @@ def open_tensors(content: bytes, threads: int) -> Tensors:
     """Load a program so that it returns the float32 tensors that its nodes compute.
 
     A tensor that a quantize node reads is replaced by its rounded values, under its own name.
+    Dequantized weights are left out.
     """
     module = _load(content).module()
     nodes = [node for node in module.graph.nodes if node.op == "call_function"]

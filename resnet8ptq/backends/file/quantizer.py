@@ -1,7 +1,7 @@
 """The quantizer of `backend=file`, which passes on a file of another program unchanged.
 
 The file is untrusted: `reading` checks it. `matching` maps the file's inputs and outputs to those
-of the FP32 network. By default, FP32 runs in the file's framework if that framework can run it.
+of the FP32 network. By default, FP32 mostly runs in the file's framework, see `_find_fp32`.
 """
 
 import logging
@@ -218,8 +218,8 @@ class FileQuantizer(Quantizer):
     def _find_fp32(self, model: Fp32Model) -> str:
         """Return the framework that runs the FP32 network by default.
 
-        This is the file's framework, except for some TFLite files: it is ONNX Runtime if
-        TensorFlow's converter does not take the network, or with model.fold=false.
+        This is the file's framework, except for some TFLite files: it is ONNX Runtime if the
+        network does not become a .tflite file without ONNX, or with model.fold=false.
         """
         if self._engine != "tflite":
             return self._engine

@@ -161,7 +161,8 @@ def _read(path: Path, module: str) -> tuple[bytes, dict[str, Any]]:
         module: the name of the reader's module.
 
     Raises:
-        ModelError: the file is damaged or unsafe, has no quantized layer, or fails its test run.
+        ModelError: the file is damaged or unsafe, `Contents.narrowed` is empty, or the test run
+            fails.
         UnsupportedError: the library that runs the file is not installed.
     """
     substitute = files.name_substitute(path)

@@ -48,7 +48,7 @@ def fetch(path: Path) -> bytes:
     Raises:
         ModelError: the file is damaged, has operators that are not TFLite's own, or keeps a state
             between calls (VAR_HANDLE).
-        OSError: the file cannot be read, or is larger than 2 GiB.
+        OSError: see `files.read_bytes`; the limit is 2 GiB.
     """
     content = files.read_bytes(path, _MAX_BYTES)
     with errors_as(ModelError, f"{path}: not a TFLite model"):
@@ -124,7 +124,7 @@ def open_run(content: bytes, threads: int, reference: bool = False) -> RawRun:
 def open_tensors(content: bytes, threads: int) -> Tensors:
     """Load a file so that it returns the tensors that its operators compute, dequantized.
 
-    These are float32 tensors, and integers with one scale. Conversions are left out, because they
+    These are the tensors of `_is_value`. Conversions are left out, because they
     repeat a tensor in another dtype. No operators are fused, see `open_interpreter`.
     """
     model = tflite.read_model(content)

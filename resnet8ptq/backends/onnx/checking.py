@@ -75,8 +75,8 @@ def compare_kernels(
 ) -> dict[str, str]:
     """Return the SQNR of the kernels as a param; warn if kernels add too much noise.
 
-    `KernelNoise.exceeds` decides how much is too much. The result is empty without noise, and
-    without samples.
+    `KernelNoise.exceeds` decides how much is too much. The result is empty without a finite SQNR,
+    and without samples.
 
     Args:
         name: the file's name, for the warning.

@@ -28,7 +28,10 @@ LAYERS = ("ConvInteger", "MatMulInteger", "DynamicQuantizeLSTM")
 
 
 def refuse_static_settings(config: QuantizationConfig) -> None:
-    """Raise `UnsupportedError` if a setting without a meaning for method=dynamic is set."""
+    """Raise `UnsupportedError` for settings of static quantization.
+
+    These are `format`, `float_output`, `symmetric.activations` and `calib.table`.
+    """
     reason = "has no meaning with method=dynamic"
     takes: Takes = {
         "format": ([None], reason),

@@ -1,7 +1,8 @@
-"""The layers of `method=mixed`: static convolutions, and dynamic matrix products and LSTMs.
+"""The layers of `method=mixed`: convolutions are static, LSTMs and most matrix products dynamic.
 
-Convolutions get static ranges, because their dynamic kernel is slower than FP32. Matrix products
-get ranges that are computed at inference; ONNX Runtime accepts no others for an LSTM.
+Convolutions get static ranges, because their dynamic kernel is slower than FP32. Products with one
+constant matrix get ranges that are computed at inference; other products are static or in float.
+ONNX Runtime accepts no static ranges for an LSTM.
 """
 
 from collections.abc import Collection
@@ -16,7 +17,7 @@ _PRODUCTS = ("MatMul", "Gemm")
 
 
 def check_both_kinds(graph: onnx.GraphProto, skipped: Collection[str]) -> None:
-    """Raise `UnsupportedError` unless there are static and dynamic layers to quantize.
+    """Raise `UnsupportedError` unless there are convolutions and dynamic layers to quantize.
 
     Args:
         skipped: names of nodes that stay in float.

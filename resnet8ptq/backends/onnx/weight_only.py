@@ -2,8 +2,8 @@
 
 With `weight_only.block_size=null`, each output channel has one scale instead, see `weight_storage`.
 
-ONNX Runtime's operator MatMulNBits multiplies float activations by weights of 4 or 8 bits. Its
-operator GatherBlockQuantized looks up rows of a table, here in 4 bits:
+ONNX Runtime's operator MatMulNBits multiplies float activations by weights, here of 4 or 8 bits.
+Its operator GatherBlockQuantized looks up rows of a table, here in 4 bits:
 https://github.com/microsoft/onnxruntime/blob/main/docs/ContribOperators.md
 """
 
@@ -233,7 +233,7 @@ def quantize(source: Path, path: Path, skipped: Sequence[str], config: Quantizat
 def write_as_products(names: Collection[str]) -> Pass:
     """Return a pass that replaces each named Gemm by a MatMul of its name, and an Add for a bias.
 
-    ONNX Runtime's function takes MatMul only. alpha and beta become part of the constants.
+    ONNX Runtime's function takes no Gemm. alpha and beta become part of the constants.
     """
 
     def write(model: ir.Model) -> None:

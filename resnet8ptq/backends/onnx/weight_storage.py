@@ -73,7 +73,7 @@ def find_weights(
 
 
 def _shared_axes(node: onnx.NodeProto, index: int, rank: int) -> tuple[int, ...]:
-    """Return the axes along which weights share a scale; empty for an input without weights."""
+    """Return the axes along which weights share a scale; empty for vectors, and without weights."""
     if node.op_type in _RECURRENT:  # W and R [directions, gates, inputs]
         return (2,) if index in (1, 2) and rank == 3 else ()
     if node.op_type == _EMBEDDING:  # [words, values]
@@ -170,7 +170,7 @@ def count_layers(graph: onnx.GraphProto) -> int:
 
 
 def count_left(graph: onnx.GraphProto, skipped: Collection[str]) -> Counter[str]:
-    """Count the layers with constant weights that are not stored in 8 bits, by operator."""
+    """Count by operator the layers with a constant second input that `quantize` does not change."""
     constants = Links(graph).constants
     nodes = list(graph.node)  # keep the objects, as protobuf may make new ones with other ids
     taken = {id(node) for node, _, _ in find_weights(graph, skipped)}

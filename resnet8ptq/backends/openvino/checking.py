@@ -31,10 +31,9 @@ Array = NDArray[Any]
 def compare_kernels(
     quantizer: Quantizer, artifact: Artifact, model: Fp32Model, calibration: Split
 ) -> dict[str, str]:
-    """Return the SQNR of the kernels as a param; warn if kernels add more noise than quantization.
+    """Return the SQNR of the kernels as a param; warn if `KernelNoise.exceeds`.
 
-    The result is empty if the kernels are exact, the file computes in float, or there are no
-    samples.
+    The result is empty without a finite SQNR, if the file computes in float, and without samples.
 
     Args:
         quantizer: the quantizer that wrote the artifact.

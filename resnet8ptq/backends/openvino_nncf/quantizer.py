@@ -1,7 +1,7 @@
 """Quantizes by NNCF, OpenVINO's own quantizer: a reference for the files of `backend=openvino`.
 
-NNCF itself calibrates, corrects and places scales, so few settings apply; `resolve` refuses the
-others with a reason. NNCF runs in a separate process, because it imports torch and prints on
+NNCF itself calibrates, corrects and places scales, so few settings apply; `resolve` refuses others
+with a reason. NNCF runs in a separate process, because it imports torch and prints on
 stdout.
 """
 

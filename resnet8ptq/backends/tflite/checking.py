@@ -23,7 +23,7 @@ def compare_kernels(
 ) -> dict[str, str]:
     """Return the SQNR of the fast kernels as a param.
 
-    The result is empty if the kernels agree exactly, the reference kernels cannot run the file, or
+    The result is empty if the SQNR is not finite, the reference kernels cannot run the file, or
     there are no samples. If the SQNR is below `LIMIT_DB`, the function warns of fast kernels that
     add more noise than the quantization, or of reference kernels that are wrong; see
     `KernelNoise.is_nearer`.

@@ -132,7 +132,7 @@ def is_integer(model: Any, operator: Any) -> bool:
 def count_integer(model: Any) -> str:
     """Return the number of integer operators and of all operators as text, such as `20 of 31`.
 
-    Conversions between dtypes are not counted.
+    QUANTIZE and DEQUANTIZE are not counted.
     """
     integer = 0
     whole = 0

@@ -117,7 +117,7 @@ def convert(model: Fp32Model, samples: Split, runtime: Runtime) -> bytes:
 
 
 def prepare_graph(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """Return the graph with batch size 1, and with names and operators that onnx2tf supports.
+    """Return the graph with batch size 1, names that onnx2tf keeps, and dense layers.
 
     The function changes `proto`, which must not be used afterwards.
     """

@@ -264,7 +264,7 @@ class TfliteQuantizer(Quantizer):
     load = staticmethod(predictor.load)
 
     def count_kernels(self, path: Path) -> tuple[int, int]:
-        """Count layers and products of computed tensors by their dtypes, which LiteRT keeps."""
+        """Count layers and BATCH_MATMULs by their dtypes, which LiteRT keeps."""
         model = contents.read_model(path.read_bytes())
         quantized, in_float = self._split(model)
         on_integers = len(quantized)

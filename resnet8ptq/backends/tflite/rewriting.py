@@ -153,8 +153,8 @@ def scale_activations(model: Any, names: list[str], graph: onnx.GraphProto, rang
     """Set the scales and zero points of the int8 activations, in place.
 
     The outputs of pools and moves take the scale of their input. The outputs of operators with a
-    fixed range, such as a softmax, keep their scale. Average pools over whole maps become means,
-    see `_pools_to_means`.
+    fixed range, such as a softmax, keep their scale. `_pools_to_means` first turns some pools into
+    means.
 
     Args:
         names: see `match_layers`.

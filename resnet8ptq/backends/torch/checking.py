@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 
 def convert_checked(prepared: Any, calibration: Split) -> Any:
-    """Return a calibrated module with integer kernels; warn if their noise exceeds quantization's.
+    """Return a calibrated module with integer kernels; warn if `KernelNoise.exceeds`.
 
     Args:
         prepared: the module with observers; it must not be used afterwards.

@@ -1,6 +1,6 @@
 """Saves a network as a TorchScript file, loads it, and counts its layers.
 
-`torch.save` cannot save FX graphs, so they are saved as TorchScript.
+A TorchScript file loads without the code of this package.
 """
 
 import io
