@@ -7,12 +7,12 @@
 FP32: any network for `resnet8ptq run model.path=`. FILE: .onnx (QDQ, QOperator, dynamic,
 weights in blocks, float16), .tflite, OpenVINO's .xml with its .bin, ExecuTorch's .pte, torch's
 .pt2.
-All files run on the same test samples. Their loss against FP32 is judged as in a sweep
+All files run on the same samples. Their loss against FP32 is judged as in a sweep
 (docs/verdict.md).
 
 Exit codes, from the worst, which decides: 1 an error; 2 wrong input, such as a file that is
 damaged, not quantized or of other sizes; 3 one fails; 4 one is undecided, void or unsupported; 0
-all pass. `max_drop=0.05`, `min_sqnr_db=30` and `min_accuracy=0.85` set limits.
+all pass; 130 interrupted. `max_drop=0.05`, `min_sqnr_db=30` and `min_accuracy=0.85` set limits.
 `format=json` prints a list of verdicts in the form of docs/verdict.md, `format=markdown` a summary
 for a pull request. Other words are settings of `resnet8ptq run`, such as `latency.enabled=false`.
 `resnet8ptq run +analysis=inspect backend=file backend.path=FILE` describes a file.
@@ -40,6 +40,8 @@ from resnet8ptq.sweeps import running
 
 _FORMATS = ("text", "json", "markdown")
 _WORSE = (0, 4, 3, 2, 1)  # the exit codes from best to worst
+# Other keys of `model`, such as `model.fold`, apply to the FP32 file
+_CHOOSES_NETWORK = {"model", "model.path", "model.module", "benchmark", "benchmark.name"}
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,7 @@ class Arguments:
 
     Attributes:
         files: the quantized files, after the FP32 file unless a setting names the network.
-        settings: settings of `resnet8ptq run`.
+        settings: words of `resnet8ptq run`: settings and paths of data.
         format: the output format, one of `_FORMATS`.
     """
 
@@ -61,7 +63,8 @@ class Arguments:
         """Split the command line into files, settings and the output format.
 
         Raises:
-            ConfigError: a quantized file or the FP32 network is missing, or the format is unknown.
+            ConfigError: the words name no quantized file beside the FP32 network, or the output
+                format is unknown.
         """
         files: list[str] = []
         settings = []
@@ -90,11 +93,11 @@ class Arguments:
     @property
     def names_network(self) -> bool:
         """Whether a setting names the FP32 network."""
-        return any(word.startswith(("model=", "model.", "benchmark=")) for word in self.settings)
+        return not _CHOOSES_NETWORK.isdisjoint(map(grammar.key_of, self.settings))
 
     @property
     def judged(self) -> Sequence[str]:
-        """The files to score."""
+        """The quantized files."""
         if self.names_network:
             return self.files
         return self.files[1:]
@@ -112,10 +115,12 @@ def main(words: Sequence[str]) -> int:
     """Score the files in a sweep, and print a verdict for each.
 
     Returns:
-        The exit code of the worst verdict; without verdicts, that of the sweep.
+        The exit code of the worst verdict, or 1 if the sweep failed without a failed file. Without
+        verdicts, the exit code of the sweep, or 2 if there are no words.
 
     Raises:
         ConfigError: a word is wrong.
+        TrackingError: the sweep cannot be read back.
     """
     if not words or {"-h", "--help"} & {*words}:
         print(invocation.adapt(__doc__ or ""))
@@ -150,7 +155,7 @@ def _is_file(word: str) -> bool:
 
 
 def _holds_samples(word: str) -> bool:
-    """Return whether a word is the path of data, such as a folder of pictures."""
+    """Return whether a word is a folder, or a file of samples by its name."""
     path = Path(word).expanduser()
     return path.is_dir() or (path.is_file() and name_file(path) is not None)
 
@@ -158,7 +163,7 @@ def _holds_samples(word: str) -> bool:
 def _report(error: Exception) -> int:
     """Print an error of the sweep; return its exit code.
 
-    Errors of jobs are not printed here, because the log has them and the verdicts repeat them.
+    Expected errors of jobs are not printed here: the log has them, and the verdicts repeat them.
     """
     begun = running.find_running_sweep()
     is_logged = begun is not None and command.explain(error) in begun.failures
@@ -199,7 +204,7 @@ def _exit_code(answer: Answer) -> int:
 
 
 def _of_report(word: str) -> str:
-    """Return a limit of `resnet8ptq verdict` as a setting of `resnet8ptq run`."""
+    """Return a limit of `resnet8ptq verdict` as a setting of `resnet8ptq run`; else the word."""
     if word.partition("=")[0] in LIMITS:
         return f"report.{word}"
     return word

@@ -31,6 +31,13 @@ def test_a_setting_may_name_the_network():
     assert asked.format == "json"
 
 
+@pytest.mark.parametrize("setting", ["model.fold=false", "model.outputs=[scores]", "model.name=a"])
+def test_other_settings_of_the_network_leave_the_first_file_fp32(setting):
+    asked = Arguments.parse(["fp32.onnx", "a.onnx", setting])
+    assert [*asked.judged] == ["a.onnx"]
+    assert "model.path=fp32.onnx" in asked.to_sweep()
+
+
 def test_a_path_may_hold_an_equals_sign(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("dtype=int8").mkdir()
