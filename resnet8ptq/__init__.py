@@ -8,8 +8,8 @@
     checked = ptq.judge(model, ["theirs.tflite"], data)
     best.deploy("folder")
 
-These names are the public interface; docs/python.md explains them. All other modules may change
-without notice.
+The names in `__all__` are the public interface; docs/python.md explains them. Everything else may
+change without notice.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -43,7 +43,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name at its first use, since the command line needs none of them."""
+    """Import a public name when it is used, since most commands need none of them."""
     from importlib import import_module
 
     for home, names in _HOMES.items():

@@ -2,14 +2,14 @@
 
     resnet8ptq init       write the first files of a project of your own
     resnet8ptq run        quantize, evaluate and track: a run, or a sweep with -m
-    resnet8ptq ship       find a model that passes report.max_drop, within a time limit
+    resnet8ptq ship       find a model whose loss passes the limit, in a given time
     resnet8ptq ui         browse the runs: MLflow on 127.0.0.1
     resnet8ptq advise     list configurations worth trying on this CPU, before any sweep
     resnet8ptq deploy     export a run's model as a folder for other machines, verified
     resnet8ptq measured   add the figures of another machine to a run
     resnet8ptq report     write the report of a sweep again, from MLflow alone
-    resnet8ptq verdict    report pass or fail, as JSON and an exit code, for CI
-    resnet8ptq judge      report pass or fail for quantized files of other programs
+    resnet8ptq verdict    report a verdict, as JSON or Markdown and an exit code, for CI
+    resnet8ptq judge      report a verdict on quantized files of other programs
     resnet8ptq sync       log the runs that are missing in MLflow
 
 Each command takes key=value; `--help` lists its keys. `resnet8ptq --version` prints the version. In
@@ -38,7 +38,9 @@ COMMANDS = {
 
 
 def call(words: list[str]) -> int | None:
-    """Run the command named by the first word; the other words are its settings.
+    """Run the command named by the first word; the other words are its arguments.
+
+    The command's own errors pass unchanged.
 
     Returns:
         The exit code; None is 0.
@@ -68,7 +70,7 @@ def call(words: list[str]) -> int | None:
 
 
 def _explain_unknown(name: str, words: list[str]) -> str:
-    """Return the message for an unknown command; for a path or a setting it suggests `run`."""
+    """Return the message for an unknown command, with the mend if one is known."""
     from resnet8ptq.core import invocation, other_names
     from resnet8ptq.core.text import or_nearest
 

@@ -1,6 +1,6 @@
 """Chooses the function of a run: the experiment, or the analysis that `+analysis` names.
 
-Modules are named as text, so that a run imports only what it calls.
+Functions are named as text, so that a run does not import all of them.
 """
 
 from functools import partial

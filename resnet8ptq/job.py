@@ -33,7 +33,8 @@ def run_alone(asked: RunConfig, folder: Path, overrides: Sequence[str]) -> "Sing
 
     Raises:
         ConfigError: a setting is wrong, or needs a sweep.
-        PtqError: a file is missing or damaged; unsupported settings are recorded instead.
+        PtqError, OSError: a file is missing or damaged, or the store cannot be opened.
+        Exception: see `run_recorded`.
     """
     loading.check_here(asked)  # before the store is opened, so that a typo leaves no run
     typed = [words.parse(word) for word in overrides]
@@ -77,7 +78,7 @@ def run_alone(asked: RunConfig, folder: Path, overrides: Sequence[str]) -> "Sing
 
 
 def run_in_sweep(asked: RunConfig, folder: Path, hydra: HydraConf) -> "RunRecord":
-    """Run as a child of the sweep's parent run; a wrong setting is recorded as a failed run.
+    """Run as a child of the sweep's parent run; record a wrong setting as a failed run, and raise.
 
     Args:
         asked: the settings, not checked yet.

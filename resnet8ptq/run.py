@@ -37,9 +37,9 @@ class CommandResult:
     """The outcome of a command line.
 
     Attributes:
-        ending: the exit code, and the error that was reported.
-        record: the record of a single run; None for a sweep, or if no run has ended.
-        sweep_folder: the folder of a sweep that has begun.
+        ending: the exit code, and the first error or interrupt, if any.
+        record: the record of a single run that ended without an error; None without one.
+        sweep_folder: the folder of a sweep that has begun; None without one.
     """
 
     ending: command.Ending

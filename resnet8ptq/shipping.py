@@ -8,17 +8,18 @@
 goal=fastest (default): the first model of each backend that passes, by latency
 goal=smallest: by bytes, with fewer than 8 bits where they pass
 goal=best: the smallest loss
-minutes=10: time for all jobs; a job starts only if it is expected to fit
+minutes=10: time for the whole command; after a first result, a step starts only if it should fit
 
 It starts with plain 8 bits, finds the causes of the loss, tries settings against them, and confirms
 the best model on test samples that no choice uses, if there are enough. It prints each step with
 its reason, and the winner with its file as one `resnet8ptq run` line. The best model so far is a
 file in the sweep's folder from the first step on, also after an error of a step, Ctrl-C or the end
-of the time. All settings of `resnet8ptq run` apply to every step, see `resnet8ptq run --help`; the
+of the time. Settings of `resnet8ptq run` apply to every step, see `resnet8ptq run --help`; the
 command is short for `resnet8ptq run experiment=auto`. Ctrl-C prints the command to continue.
 
-Exit codes: 0 the winner passes; 3 no model passes, and the closest fails, or none is worth
-deploying instead of FP32; 4 undecided; 2 wrong input; 1 an error; 130 interrupted.
+Exit codes: 0 the winner passes; 3 no model passes, and the closest fails, none is worth deploying
+instead of FP32, or nothing can be quantized; 4 undecided, void or not confirmed; 2 wrong input; 1
+an error; 130 interrupted.
 More: docs/ship.md.
 """
 

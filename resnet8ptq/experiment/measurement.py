@@ -1,4 +1,4 @@
-"""Measures the quantized artifact, reloaded from disk, on reported and selection samples."""
+"""Measures the artifact, reloaded from disk, on reported and selection samples."""
 
 import logging
 from collections import Counter
@@ -227,8 +227,8 @@ def find_p_within(
 ) -> float | None:
     """Return the p-value of "the loss is at the limit or above", not corrected for other runs.
 
-    The result is None for FP32. It is also None if the p-value would not be valid: samples of a
-    group are not independent, or the number of samples was not fixed in advance.
+    The result is None for FP32. It is also None where the p-value may not be valid: if samples of a
+    group are scored separately, or with `evaluate.stop=decided`.
     """
     stops = config.evaluate.stop != "all"
     if config.dtype.is_fp32 or stops or has_groups(samples, task):

@@ -1,4 +1,4 @@
-"""MLPerf Tiny's networks, data and int8 files: the path of each, or its download.
+"""MLPerf Tiny's networks, data and int8 files: the path of each, and the downloads.
 
 Sources: https://github.com/mlcommons/tiny (networks and int8 files, Apache-2.0) and
 https://github.com/eembc/energyrunner (data).

@@ -49,7 +49,8 @@ def find_properties(graph: onnx.GraphProto) -> list[str]:
 def _find_weights(graph: onnx.GraphProto) -> tuple[int, int, int]:
     """Return the number of constant values in convolutions, in matrix products, and in LSTMs.
 
-    Constants that several nodes share count once.
+    Only the first three inputs of a node count, so not an LSTM's bias. Constants that several nodes
+    share count once.
     """
     sizes = {tensor.name: math.prod(tensor.dims) for tensor in graph.initializer}
     weights: Counter[str] = Counter()

@@ -20,7 +20,8 @@ This module writes the files for which the table names no other writer.
 | `example.npz` | the network input of the first scored sample, `inputs` [1, ...] |
 | `wrong_examples.json` | pictures or texts with a wrong class; written by `wrong_examples` |
 | `tokenizer.json` | with texts: the file of `data.tokenizer` |
-| `ranges.json` | calibrated activation ranges, and the weights' ranges |
+| `ranges.json` | activation ranges that the quantizer used, and the weights' ranges |
+| `network.svg` | the faults of another program's file; written by `exploration.file_check` |
 """
 
 import json
@@ -82,7 +83,7 @@ def write(
 
 
 def write_scores(folder: Path, config: RunConfig, measured: Measurement, samples: Split) -> None:
-    """Write the files of the scored samples: tables, texts, figures, and the values by sample."""
+    """Write the files of the scored samples: tables, texts, figures, examples, values by sample."""
     task = measured.task
     comparison = measured.comparison
     for name, rows in task.files.tables(comparison).items():

@@ -123,8 +123,8 @@ def read_table(work: Workspace, prepared: Prepared) -> Prepared:
     """Read the ranges of `calib.table`; with `calib.trust`, from a table of any origin.
 
     Raises:
-        ConfigError: the table cannot be read, has another origin without `calib.trust`, or has no
-            tensor of the network.
+        ConfigError: see `table.load_ranges`; or with `calib.trust`, the table has no tensor of the
+            network.
     """
     calib = work.config.calib
     if calib.table is None:

@@ -112,7 +112,10 @@ def check(
 
 
 def find_class_order(scores: Scores, names: Sequence[str]) -> str:
-    """Return a text with the network's order of classes; empty if no other order is better.
+    """Return a text with the network's order of classes; empty without a better one.
+
+    It is also empty if an order gains too little, or if the task or the number of samples shows no
+    order.
 
     One half of the samples gives the order, the other half its accuracy. On its own half, the best
     of all orders gains by luck.

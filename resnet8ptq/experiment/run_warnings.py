@@ -50,8 +50,8 @@ def warn_of_noise(
     """Warn if the outputs of the quantized network are far from those of FP32.
 
     Args:
-        outliers: calibration samples that stand out; no other advice helps until these samples are
-            removed.
+        outliers: calibration samples that stand out; if there are any, the warning names only the
+            mend for the first.
         samples: the calibration samples.
     """
     if sqnr_db is not None and sqnr_db < LOW_SQNR_DB:

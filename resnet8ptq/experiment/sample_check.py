@@ -40,7 +40,7 @@ def find_inside(
 ) -> list[Outliers]:
     """Return the samples that stand out in a calibrated tensor of the network.
 
-    The list is empty before the network is calibrated.
+    The list is empty if the cache has no statistics of the network's activations.
     """
     return Activations(network, calibration=samples, calib=calib, runtime=runtime).outliers()
 
@@ -91,6 +91,6 @@ def check_dynamic(
 
 
 def calibrates(config: RunConfig) -> bool:
-    """Return whether the calibration samples determine ranges in this run."""
+    """Return whether calibration samples determine ranges in this run, and no table does."""
     alone = config.dtype.is_float or config.method in ("dynamic", "weight_only")
     return not alone and config.backend.quantizes and config.calib.table is None

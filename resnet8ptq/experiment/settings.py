@@ -109,7 +109,7 @@ def find_target(config: RunConfig) -> Target | None:
 
 @dataclass(frozen=True)
 class Unresolved:
-    """Settings that `resolve` refuses, and its error; the run only records both."""
+    """Refused settings and their error; the run only records both."""
 
     asked: RunConfig
     error: Exception
@@ -118,7 +118,7 @@ class Unresolved:
 def resolve(asked: RunConfig, jobs: int | None = None, threads: int | None = None) -> Settings:
     """Return the settings of a run; only `Settings.fit` changes them later.
 
-    The function locates the files, and downloads missing default files. It reads the network's
+    The function locates the files, and downloads missing ones where it can. It reads the network's
     inputs if other settings depend on them. Settings that are decided already stay as they are, so
     the config of a finished run can be resolved again.
 
@@ -165,7 +165,8 @@ def resolve_to_inspect(asked: RunConfig) -> Settings:
         The settings; `no_data` is the error of `resolve` if that failed, such as for missing data.
 
     Raises:
-        PtqError: the network or the file is missing, or a name is unknown.
+        PtqError: the network, the quantized file or a file of `benchmark.name` is missing, or a
+            name is unknown.
     """
     no_data = ""
     is_known = asked.data.name in KNOWN_FORM and asked.data.root is None

@@ -27,8 +27,9 @@ def make_stopping_plan(
     """Return the plan for an early stop; None for a run that scores all samples.
 
     FP32 scores all samples, because it has no verdict. So do several models, or an unknown number,
-    without selection samples. Each of several models gets an equal part of the significance level
-    (Bonferroni), because a run does not know the p-values of the others.
+    without selection samples. The significance level is divided by the known number of models, or
+    by `report.confirmations` if that is larger (Bonferroni), because a run does not know the
+    p-values of the others.
 
     Args:
         grouped: whether samples of one group are scored as if they were independent.

@@ -105,7 +105,7 @@ def _run(models: Mapping[str, Path], baselines: Mapping[str, Path]) -> PairedLat
         baselines: the folder of one run for each framework, by name, for its FP32 network.
 
     Raises:
-        PtqError: a file of a run is missing or damaged.
+        PtqError, ValueError: a file of a run is missing or damaged.
     """
     folders = {*models.values(), *baselines.values()}
     configs = {folder: load_config(folder / CONFIG_FILE) for folder in folders}

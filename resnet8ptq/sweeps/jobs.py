@@ -80,7 +80,7 @@ def fit(key: str, cpus: object, cores: int) -> int:
     """Return the number of parallel jobs of `cpus` cores each on `cores` cores.
 
     Raises:
-        ConfigError: not even one job fits.
+        ConfigError: `cpus` is not an integer from 1 to `cores`.
     """
     if not isinstance(cpus, int) or not 1 <= cpus <= cores:
         limit = f"to {cores}, the cores of this machine"

@@ -23,7 +23,7 @@ class Ongoing:
     Attributes:
         words: the command's name and its words.
         sweep: the sweep, once it has begun; None for a single run.
-        run: a single run, once it has ended.
+        run: a single run, once it has ended without an error.
     """
 
     words: tuple[str, ...]

@@ -61,9 +61,9 @@ def find_finished(
     """Return the finished run that a job would repeat, or None.
 
     If a launcher restarts a finished job, this is the job's own run. With `sweep.resume`, it may be
-    a run of any sweep, which this sweep then adopts by a tag. With `again`, it may be a run of any
-    job of this sweep. A run that its time limit cut short does not count. A run of another sweep
-    does not count either if its measurements came from another machine.
+    any run of the experiment, which this sweep then adopts by a tag, unless somebody measured its
+    file by hand on another machine. With `again`, it may be a run of any job of this sweep. A run
+    that its time limit cut short does not count.
     """
     if identity is None or not (again or _may_repeat(sweep)):
         return None

@@ -80,7 +80,7 @@ def load_named(store: Store, key: str, run_id: str) -> RunRecord:
 
 
 def load_runs(store: Store, run_ids: Sequence[str]) -> dict[str, RunRecord]:
-    """Return runs by their ids, including deleted runs; ids without a run are left out."""
+    """Return the experiment's runs by id, including deleted runs; other ids are left out."""
     runs: dict[str, RunRecord] = {}
     for start in range(0, len(run_ids), _AT_ONCE):
         part = map(check_id, run_ids[start : start + _AT_ONCE])
@@ -97,7 +97,7 @@ def find_runs(
     most: int | None = None,
     deleted: bool = False,
 ) -> list[RunRecord]:
-    """Return the experiment's runs that match a filter, without the values of `result.json`.
+    """Return the experiment's runs that match a filter, without the values only in `result.json`.
 
     Args:
         filters: in MLflow's syntax; empty for all runs.
@@ -146,10 +146,10 @@ def load_children(store: Store, parent_id: str) -> list[RunRecord]:
 
     For a repeated job, its newest finished run counts, or else its newest run. Start times alone
     do not decide, because a clock may have been set back. A job without a run in this sweep may
-    have the finished run of another sweep, see `adopt`. No run is returned twice.
+    have a finished run from outside, see `adopt`. No run is returned twice.
 
     Raises:
-        TrackingError: such a run of another sweep is no longer in the store.
+        TrackingError: such a run from outside is no longer in the store.
     """
     records = find_runs(store, under(parent_id), newest_first=False)
     records.sort(key=lambda record: record.finished)  # finished runs last: the last one counts
@@ -189,7 +189,7 @@ def to_number(text: str) -> int:
 
 @interrupts.deferred()
 def adopt(store: Store, parent_id: str, number: int, record: RunRecord) -> None:
-    """Tag a sweep with another sweep's finished run, as the run of its job `number`."""
+    """Tag a sweep with a finished run from outside, as the run of its job `number`."""
     store.client.set_tag(parent_id, f"{_ADOPTED}{number}", record.run_id)
 
 

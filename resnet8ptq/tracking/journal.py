@@ -1,4 +1,4 @@
-"""A run's journal: its data in its own folder, so that nothing is lost without the store.
+"""A run's journal: its data in its own folder, so that an ended run is kept without the store.
 
 `record.json` is written when the run starts and when it ends. In between, the process of the run
 holds `.lock`, which distinguishes a running run from a killed one.
@@ -129,7 +129,7 @@ class Journal:
     def end(self, status: str, tags: Mapping[str, str] | None = None) -> None:
         """Close the journal with a status of `ENDED`, and add `tags`.
 
-        If the clock was set back during the run, the run ends at its start.
+        If the clock was set back to before the start, the run ends at its start.
         """
         self.status = status
         self.end_ms = max(self.start_ms, int(1000 * time.time()))

@@ -119,7 +119,9 @@ class RunRecord(BaseModel):
     job_number: Text = _tag("job_number")
     jobs_at_once: Text = _tag("jobs_at_once", default="1")
     host_cpu: Text = _tag("cpu", "the CPU of the machine that made the run")
-    measured_on: Text = _param("measured_on", "the machine of target.command that ran the file")
+    measured_on: Text = _param(
+        "measured_on", "the machine that ran the file, if not that of the run"
+    )
     platform: Text = _tag("platform")
     calibration_digest: Text = _tag("calibration_digest")
 
@@ -133,7 +135,9 @@ class RunRecord(BaseModel):
     )
     seed: Text = _param("seed")
     split: Text = _param("evaluate.split")
-    execution: Text = _param("execution", "kernels that ran: integer, float, mixed or simulated")
+    execution: Text = _param(
+        "execution", "how the layers ran, such as integer, simulated, or mixed with counts"
+    )
     cause: Text = _param("cause", "why a file is far from FP32")
     doubt: Text = _param("doubt", "why FP32 is broken and the verdict void")
     silent: Text = _param("silent", "an output that depends on the sample in FP32 only")
@@ -144,8 +148,8 @@ class RunRecord(BaseModel):
     benchmark: Text = _param("benchmark.name", default="null")
     target: Text = _param("benchmark.target", default="nan")
     float_operators: Text = _param("float_operators", "operators that stay in float")
-    planned_bits: Text = _param("planned_bits", "bits of each layer's weights")
-    engine: Text = _param("engine", "torch's kernels")
+    planned_bits: Text = _param("planned_bits", "layers with other bits than the dtype's")
+    engine: Text = _param("engine", "torch's integer kernels, or openvino")
     artifact_sha256: Text = _param("artifact_sha256", "hash of the quantized file")
     outputs_sha256: Text = _param("outputs_sha256", "hash of the outputs for all scored samples")
 
@@ -396,7 +400,7 @@ class RunRecord(BaseModel):
 
     @property
     def same_samples(self) -> bool:
-        """Whether samples are so few that the selection samples are the reported samples."""
+        """Whether the run scored the test samples in place of separate selection samples."""
         return bool(self.params.get(SAME_SAMPLES))
 
     @property

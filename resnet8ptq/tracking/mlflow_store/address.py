@@ -1,4 +1,4 @@
-"""Checks the address of an MLflow store, so that no password is written to a file.
+"""Checks the address of an MLflow store, so that settings and messages hold no password.
 
 Hydra writes settings to `.hydra/`, MLflow logs them, and errors quote them. `core.text.redact`
 hides user names and passwords in printed text. This module refuses addresses that `redact` could

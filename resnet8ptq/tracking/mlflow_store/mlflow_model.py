@@ -111,8 +111,9 @@ def log_model(store: Store, run_id: str, journal: Journal, folder: Path) -> None
     A run without `Journal.model` logs none. The folder must hold the artifact and `EXAMPLE`.
 
     Raises:
-        TrackingError: the artifact or the example is not a regular file, the store's folder for
-            models does not belong to it, or MLflow has refused the model.
+        TrackingError: the artifact or the example is not a regular file, no backend writes such
+            an artifact, the store's folder for models does not belong to it, or MLflow has refused
+            the model.
     """
     described = journal.model
     if described is None or find_model(store, run_id) is not None:

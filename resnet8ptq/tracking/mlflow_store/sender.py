@@ -46,9 +46,9 @@ def _create(store: Store, journal: Journal) -> str:
 
 
 def send(store: Store, folder: Path, call: Callable[..., object], *arguments: Any) -> None:
-    """Call a function with store, run id and `arguments`, unless an earlier call has failed.
+    """Call a function with store, run id and `arguments`, unless the store was unavailable before.
 
-    After the first call that found the store unavailable, `close_run` logs the whole run instead.
+    After a call that found the store unavailable, `close_run` logs the whole run instead.
     This also holds if the process that opened the run has died.
     """
     _open.setdefault(folder, None)

@@ -4,8 +4,8 @@
     resnet8ptq sync folder=PATH       every run below that folder
 
 An ended run that is missing or open in the store is logged from its folder. A killed run is closed
-as killed. A running run is skipped, and so are runs of other experiments. A second call changes
-nothing. An empty store gets all runs with their sweeps. `uri=`, `root=` and `experiment=` name the
+as killed. A running run is skipped, and so are runs of other experiments. The command may be
+repeated. An empty store gets all runs with their sweeps. `uri=`, `root=` and `experiment=` name the
 store, as for `resnet8ptq report`.
 """
 
@@ -147,6 +147,7 @@ def main(words: list[str]) -> None:
 
     Raises:
         ConfigError: the folder does not exist, or a word is wrong.
+        TrackingError: the store cannot be used.
     """
     asked = command.parse_words(words, Arguments, __doc__)
     folder = Path(asked.folder)
