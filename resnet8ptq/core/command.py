@@ -4,7 +4,7 @@
 |---|---|
 | 0 | every run finished; `unsupported` counts as finished |
 | 1 | a run of a sweep failed, or an error other than a wrong input |
-| 2 | an input is wrong: a setting, a network's file or data, a folder that cannot be written |
+| 2 | an input is wrong: a setting, a network's file, data, or a path without the rights for it |
 | 3, 4 | a verdict of `judge`, `ship` or `verdict`, see `report.verdicts.EXIT_CODES` |
 | 130, 141, 143 | interrupted (SIGINT), pipe closed (SIGPIPE), terminated (SIGTERM) |
 """
@@ -23,6 +23,7 @@ from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, cast, get_type_hints
 
+import yaml
 from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
@@ -46,8 +47,8 @@ T = TypeVar("T")
 class Abort(BaseException):
     """Ends Hydra with an error.
 
-    An `Exception` would not end Hydra. After the exception of a job, Hydra continues with the next
-    job; it turns the exception of a callback into a warning.
+    An `Exception` ends only single runs. After the exception of a job in a sweep, Hydra continues
+    with the next job; it turns the exception of a callback into a warning.
     """
 
     def __init__(self, error: Exception) -> None:
@@ -199,11 +200,17 @@ def parse_words(words: list[str], schema: type[T], usage: str | None, plain: str
             raise ConfigError(f"{key}: got nothing, expected a value; for the default leave it out")
         assigned.append(_quote_text(word, schema))
 
-    # OmegaConf checks the keys and types
+    # OmegaConf reads each value as YAML, and checks the keys and types
+    typed = OmegaConf.create()
+    word = ""
     try:
-        typed = OmegaConf.from_dotlist(assigned)
+        for word in assigned:
+            typed.merge_with_dotlist([word])
         merged = OmegaConf.merge(OmegaConf.structured(schema), typed)
         return cast(T, OmegaConf.to_object(merged))
+    except yaml.YAMLError:  # such as an open bracket
+        key, _, value = word.partition("=")
+        raise ConfigError(f"{key}: got {value!r}, expected a plain value") from None
     except _NO_KEY as error:
         raise ConfigError(no_such_key(str(error.full_key), known)) from error
     except OmegaConfBaseException as error:
@@ -313,10 +320,10 @@ def exit_code(error: Exception) -> int:
 
 
 def explain(error: BaseException) -> str:
-    """Return an error in one line without secrets.
+    """Return an error in one line, with its URLs as `redact` shows them.
 
-    Usual errors of Hydra and OmegaConf are written anew with key, value and accepted values,
-    because their texts describe internals or lack the mend.
+    Usual errors of Hydra and OmegaConf are written anew, because their texts describe internals or
+    lack the mend.
     """
     text = str(error)
 

@@ -37,7 +37,7 @@ def check_version(version: str) -> int:
     """Return the minor version, x of 1.x.
 
     Raises:
-        ConfigError: the version is unknown.
+        ConfigError: the version is not one of those from 1.10 to the installed one.
     """
     match = re.fullmatch(r"1\.(\d+)", version)
     installed = int(machine.find_version("onnxruntime").split(".")[1])
@@ -49,7 +49,7 @@ def check_version(version: str) -> int:
 
 
 def find_formats(version: int) -> tuple[int, int]:
-    """Return the opset and the IR version that ONNX Runtime 1.`version` reads, by ONNX's table.
+    """Return the newest opset and IR version that ONNX Runtime 1.`version` reads, by ONNX's table.
 
     >>> find_formats(13), find_formats(21), find_formats(24)
     ((17, 8), (22, 10), (25, 13))
@@ -88,7 +88,7 @@ def lower(proto: onnx.ModelProto, version: int) -> str:
     # Check that each operator means the same in the older opset
     for entry in proto.opset_import:
         if entry.domain in ("", "ai.onnx") and entry.version > opset:
-            for node in proto.graph.node:
+            for node in find_all(proto.graph, onnx.NodeProto):
                 if node.domain in ("", "ai.onnx"):
                     _check_node(node, opset=entry.version, lower_opset=opset, version=version)
             entry.version = opset
@@ -150,7 +150,7 @@ def _drop_unused_opsets(proto: onnx.ModelProto) -> None:
 
 def _check_blocks(graph: onnx.GraphProto, version: int) -> None:
     """Raise `UnsupportedError` if the version has no kernel for weights in blocks."""
-    for node in graph.node:
+    for node in find_all(graph, onnx.NodeProto):
         bits = layers.attribute(node, "bits", 4)
         since = _BLOCKS_SINCE.get((node.op_type, bits), 0)
         if version < since:

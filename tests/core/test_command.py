@@ -37,6 +37,13 @@ def test_an_empty_value_is_refused(word, key):
         parse_words([word], Arguments, None, "file")
 
 
+@pytest.mark.parametrize("value", ["[1", "{a", "a: b: c"])
+def test_a_value_that_is_no_yaml_is_refused(value):
+    """The YAML parser's own error would be printed with a traceback."""
+    with pytest.raises(ConfigError, match=r"^number: got "):
+        parse_words([f"number={value}"], Arguments, None)
+
+
 @pytest.mark.parametrize(
     ("number", "mend"), [(errno.EROFS, "working folder"), (errno.ENOSPC, "free some space")]
 )

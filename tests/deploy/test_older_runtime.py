@@ -4,6 +4,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import parser
+from onnx.reference import ReferenceEvaluator
 
 from resnet8ptq.core.errors import UnsupportedError
 from resnet8ptq.deploy import older_runtime
@@ -17,10 +18,10 @@ def build(opset: int, body: str) -> onnx.ModelProto:
 def test_opset_and_ir_are_lowered_where_the_operators_allow():
     proto = build(22, "a = Relu(x)  b = Sigmoid(a)  y = Add(a, b)")
     inputs = np.linspace(-1, 1, 8, dtype=np.float32).reshape(2, 4)
-    expected = onnx.reference.ReferenceEvaluator(proto).run(None, {"x": inputs})[0]
+    expected = ReferenceEvaluator(proto).run(None, {"x": inputs})[0]
     assert older_runtime.lower(proto, 17) == "opset 22, IR 11 -> opset 20, IR 9"
     assert (proto.opset_import[0].version, proto.ir_version) == (20, 9)
-    result = onnx.reference.ReferenceEvaluator(proto).run(None, {"x": inputs})[0]
+    result = ReferenceEvaluator(proto).run(None, {"x": inputs})[0]
     np.testing.assert_array_equal(result, expected)
 
 
@@ -46,6 +47,24 @@ def test_opsets_without_an_operator_are_left_out():
 def test_operator_that_the_older_version_lacks_is_named(body, version, reason):
     with pytest.raises(UnsupportedError, match=reason):
         older_runtime.lower(build(24, body.replace("'", '"')), version)
+
+
+def test_operators_of_inner_graphs_are_checked_too():
+    """A pool in a branch means something else before opset 19, but is a valid node there."""
+    branches = []
+    for name in ("then", "else"):
+        node = onnx.helper.make_node("AveragePool", ["x"], [name], kernel_shape=[1])
+        output = onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None)
+        branches.append(onnx.helper.make_graph([node], name, [], [output]))
+    proto = build(22, "y = Relu(x)")
+    choice = onnx.helper.make_node(
+        "If", ["chosen"], ["z"], then_branch=branches[0], else_branch=branches[1]
+    )
+    chosen = onnx.helper.make_tensor_value_info("chosen", onnx.TensorProto.BOOL, [])
+    proto.graph.input.append(chosen)
+    proto.graph.node.append(choice)
+    with pytest.raises(UnsupportedError, match=r"operator AveragePool .* means something else"):
+        older_runtime.lower(proto, 13)
 
 
 @pytest.mark.parametrize("minor", range(10, 26))
