@@ -96,7 +96,7 @@ def show_first(conf: Path, own: Path | None = None) -> str:
 
 
 def show_topic(conf: Path, topic: str, option: str = "", own: Path | None = None) -> str:
-    """Return the options of a group and the keys of one option, or the keys below a key.
+    """Return the options of a group and the keys of one option, or a key and the keys below it.
 
     Args:
         option: an option of the group; empty for the default option.

@@ -15,7 +15,7 @@ MOST_PIXELS = 2**13  # most pixels along a side of a picture
 
 @dataclass(frozen=True)
 class Limit:
-    """The accepted values of a setting, as a description and a check. Null always passes.
+    """The accepted values of a setting, as a description and a check. `check` accepts null.
 
     Attributes:
         takes: the accepted values, as text.
@@ -213,7 +213,7 @@ def require(key: str, got: object, ok: bool, expected: str) -> None:
 
 
 def shown(value: object) -> str:
-    """Return a value as the command line writes it.
+    """Return a value as a message shows it, with null, true and false as on the command line.
 
     >>> shown(None), shown(True), shown("static")
     ('null', 'true', 'static')

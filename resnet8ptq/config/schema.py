@@ -85,12 +85,12 @@ class BackendConfig:
 
     @property
     def provider(self) -> str:
-        """ONNX Runtime's execution provider that runs the files; other runtimes have only one."""
+        """ONNX Runtime's execution provider that runs the files; other backends run on the CPU."""
         return CPU
 
     @property
     def inference_precision(self) -> str:
-        """OpenVINO's type of the layers that stay in float; other runtimes compute in float32."""
+        """OpenVINO's type of the layers that stay in float; other backends leave it at float32."""
         return F32
 
     @property
@@ -416,7 +416,7 @@ class PreprocessConfig:
 
 @dataclass
 class EvaluateConfig:
-    """The evaluation: its batch size, the scored samples, and the rule that stops scoring."""
+    """The evaluation: its batch size, the samples to score and to choose by, and when it stops."""
 
     batch_size: int | None = limited(None, *limits.COUNT)
     split: str = limited("test", one_of("test", "held_out", "choice"))
@@ -487,7 +487,7 @@ class BenchmarkConfig:
 class AnalysisConfig:
     """An analysis in place of a quantization run.
 
-    `sensitivity` quantizes layer by layer; `diagnose` reports causes of the loss against FP32;
+    `sensitivity` ranks the layers; `diagnose` reports causes of the loss against FP32;
     `compare` compares the tensors of a file with FP32; `profile` times each operator; `plan_test`
     reports the losses that the test samples can prove; `inspect` describes a network or a file.
     """
@@ -579,7 +579,10 @@ class QuantizationConfig:
 
     @property
     def computes_in_float(self) -> bool:
-        """Whether activations stay in float, by a float dtype or with weights alone quantized."""
+        """Whether the dtype is a float type, or weights alone are quantized.
+
+        Activations then stay in float, except inside the products of `weight_only.int8_products`.
+        """
         return self.dtype.is_float or self.method == "weight_only"
 
     @property

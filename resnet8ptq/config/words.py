@@ -342,7 +342,7 @@ def _list_values(key: str, value: str) -> str:
 
 
 def _check_key(override: Override, groups: Collection[str]) -> None:
-    """Raise `ConfigError` for a key whose first part is neither a setting nor a group."""
+    """Raise `ConfigError` for a key in `ABSENT`, or whose first part is no setting and no group."""
     key = override.key_or_group
     first = key.partition(".")[0].partition("/")[0]
     known = [item.name for item in fields(RunConfig)]
@@ -385,7 +385,7 @@ def _check_section(override: Override, groups: Collection[str]) -> None:
 
 
 def _takes_word(item: Field[Any], value: Any) -> bool:
-    """Return whether a value is one of the words of a field, or a truth value for `enabled`."""
+    """Return whether a value is one of the words of a field, or true or false for `enabled`."""
     if isinstance(value, bool):
         return item.name == "enabled"
     return any(value in limit.choices for limit in item.metadata.get("limits", ()))

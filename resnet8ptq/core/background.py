@@ -45,7 +45,7 @@ _store: Sequence[str] = ()  # the settings that name the store
 def allowed() -> Iterator[None]:
     """Allow `put` to send calls to the background process while the block runs.
 
-    The end of the block waits for all calls, and logs the first error. The first `put` or `prepare`
+    The end of the block waits as `wait` does, and logs its error. The first `put` or `prepare`
     starts the process.
     """
     global _allowed, _used, _pool, _store
@@ -70,8 +70,8 @@ def allowed() -> Iterator[None]:
 def put(function: Callable[P, T], *args: P.args, **named: P.kwargs) -> "Future[T]":
     """Call a function in the background, after earlier calls; return the call's future.
 
-    `result` raises the error of the call; otherwise `wait` raises a `TrackingError` with its text.
-    Function and arguments are pickled.
+    `result` raises the error of the call. If nobody asks for the result, `wait` reports the error.
+    For the background process, function and arguments are pickled.
 
     Raises:
         Exception: the function's own error, if the function runs in this process.
@@ -95,9 +95,9 @@ def put(function: Callable[P, T], *args: P.args, **named: P.kwargs) -> "Future[T
 
 
 def prepare(function: Callable[[], object]) -> None:
-    """Call a function such as a slow import in the background, before its result is needed.
+    """Call a function such as a slow import in the background, before it is needed.
 
-    Outside of `allowed`, nothing is called.
+    Outside of `allowed`, nothing is called. The function's result and error are dropped.
     """
     if _allowed:
         _start().submit(_prepare, function)
@@ -109,7 +109,10 @@ def ask(function: Callable[P, T], *args: P.args, **named: P.kwargs) -> T:
 
 
 def result(future: "Future[T]") -> T:
-    """Return the result of a call, or raise its error; `wait` then does not raise it again."""
+    """Return the result of a call, or raise its error; `wait` then does not report it again.
+
+    An error that cannot be pickled becomes a `TrackingError` with its text.
+    """
     with _waiting_for([future]):
         if future in _pending:
             _pending.remove(future)
@@ -117,7 +120,7 @@ def result(future: "Future[T]") -> T:
 
 
 def wait_until_idle() -> None:
-    """Wait for the calls of `put`, as before a measurement; `wait` still raises their errors."""
+    """Wait for the calls of `put`, as before a measurement; `wait` still reports their errors."""
     with _waiting_for(_pending):
         futures.wait(_pending)
 

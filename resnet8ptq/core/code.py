@@ -40,7 +40,7 @@ def behind(module: str) -> str:
 
 @functools.cache
 def closure(module: str) -> frozenset[str]:
-    """Return the names of a module and of all that it imports, also indirectly; see `imports`."""
+    """Return the names of a module and of its `imports`, also indirect ones."""
     known = set()
     waiting = [module]
     while waiting:

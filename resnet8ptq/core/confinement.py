@@ -42,10 +42,10 @@ def die_with(parent: int) -> None:
 
 
 def limit() -> None:
-    """Limit this process to 90% of the free memory, and to one hour of each core.
+    """Limit the data of this process to 90% of the free memory, and its CPU time to an hour a core.
 
-    A small file can need huge memory or endless time, for example a constant of 10**12 zeros or an
-    endless loop.
+    If the system does not report its free memory, the limit is 90% of all memory. A small file can
+    need huge memory or endless time, for example a constant of 10**12 zeros or an endless loop.
     """
     free = memory.free_bytes(file_cache=True)
     if free is None:
@@ -59,7 +59,7 @@ def limit() -> None:
 
 
 def cut_network() -> str:
-    """Move this process to a network namespace without interfaces.
+    """Move this process to a new network namespace, which is connected to no network.
 
     Returns the reason if this fails, and otherwise an empty text.
 
@@ -89,9 +89,10 @@ def limits_writes() -> bool:
 
 
 def write_only_to(folder: Path) -> None:
-    """Let this process and its children write to one folder and /dev/null only, if the kernel can.
+    """Let this process and its children open files to write in one folder only, if the kernel can.
 
-    Landlock (`man 7 landlock`) needs no privileges. Reading is not limited.
+    /dev/null stays writable, and so do files that are open already. Landlock (`man 7 landlock`)
+    needs no privileges. Reading is not limited.
 
     Raises:
         PermissionError: the kernel has Landlock, but refuses the rules.

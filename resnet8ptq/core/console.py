@@ -97,7 +97,7 @@ def print_table(
 
     Args:
         right: indices of the right-aligned columns.
-        whole: whether right-aligned cells are never folded.
+        whole: whether right-aligned cells are cut off where others are folded.
         styles: rich's style of each row; empty for no style.
         totals: number of last rows below a separating line.
         compact: no lines between columns, for a narrow terminal.
@@ -220,7 +220,8 @@ def never_silent(between: str = "Working") -> None:
     """Start to print the current step whenever nothing was printed for a while.
 
     Args:
-        between: the label between the steps of `waiting` and `track`; empty for no line.
+        between: the label between the steps of `waiting` and `track`, unless modules are imported
+            there; empty for no line.
     """
     _watch.between = between
     _watch.start()

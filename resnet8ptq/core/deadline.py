@@ -1,4 +1,4 @@
-"""The time limit of a run, `max_seconds`: searches and learned rounding stop with the best so far.
+"""The time limit of a run, `max_seconds`: searches and learning stop with their result so far.
 
 This limit ends no process; `isolation` has the time limit of processes that read files.
 """

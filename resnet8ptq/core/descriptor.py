@@ -88,7 +88,7 @@ class Backend:
         reader: a module with the functions that `backends.file.reading` calls.
         example: the package with `templates/runner.py.j2`, the part of a deployed `example.py` that
             loads and runs the file; empty if it is the quantizer's package. An `example.py` runs
-            with `runtime` and numpy alone, so the template must not import this package.
+            where resnet8ptq is not installed, so the template must not import it.
         serving: a flavor of MLflow, or a module for `served_model.py`; empty if files are not
             served.
         not_served: the reason why files are not served.
@@ -168,7 +168,7 @@ def find_backends() -> dict[str, Backend]:
 
 
 def find_search(option: str) -> Search:
-    """Return the `search` of an option of `backend=`; the default for a user's own option."""
+    """Return the `search` of an option of `backend=`; the default if no backend has this name."""
     backend = find_backends().get(option)
     return backend.search if backend else Search()
 

@@ -44,7 +44,7 @@ class ParityError(ModelError):
 
 
 class QuantizationError(PtqError):
-    """Quantization failed, or would quantize nothing."""
+    """Quantization failed or would quantize nothing, or an artifact fails a check."""
 
 
 class TrackingError(PtqError):

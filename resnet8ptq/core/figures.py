@@ -22,7 +22,7 @@ _PNG_END = b"IEND\xaeB`\x82"
 
 
 def check_png(content: bytes) -> bytes:
-    """Return the content of a PNG file; raise `ValueError` if it is cut off or not a PNG."""
+    """Return the content; raise `ValueError` unless it begins and ends as a PNG file does."""
     if not (content.startswith(_PNG_START) and content.endswith(_PNG_END)):
         raise ValueError("not a PNG file")
     return content
@@ -34,7 +34,7 @@ def save(figure: Figure, path: pathlib.Path) -> None:
 
 
 def to_png(figure: Figure) -> bytes:
-    """Return a figure as a PNG; afterwards the figure's layout no longer changes."""
+    """Return a figure as a PNG; the figure's layout engine, if any, is removed."""
     figure.set_dpi(110)
     canvas = FigureCanvasAgg(figure)
     engine = figure.get_layout_engine()
@@ -50,7 +50,7 @@ def to_png(figure: Figure) -> bytes:
 def show_matrix(axes: Axes, values: NDArray[Any], **colours: Any) -> QuadMesh:
     """Draw a coloured cell for each value [rows, columns], first row on top, centres at integers.
 
-    The result equals `imshow`, which is slower because it resamples the cells to every pixel.
+    `imshow` would be slower, because it resamples the cells to every pixel.
     """
     edges = [np.arange(length + 1) - 0.5 for length in reversed(values.shape)]
     mesh = axes.pcolormesh(*edges, values, **colours)

@@ -177,7 +177,7 @@ def hash_folder(folder: Path, pattern: str = "*") -> str:
 
 
 def hash_with_data(path: Path) -> str:
-    """Return a SHA-256 of a file, which for an ONNX file includes its external data files.
+    """Return a SHA-256 of a file; for an ONNX file, it covers the external data files beside it.
 
     Exporters may write the weights into a file beside the model (torch's do by default). The model
     names such a data file in entries `location: NAME`.

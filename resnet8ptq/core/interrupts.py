@@ -9,11 +9,12 @@ from types import FrameType
 
 @contextmanager
 def deferred() -> Iterator[None]:
-    """Delay Ctrl-C and SIGTERM until the block ends; a second signal takes effect at once.
+    """Delay Ctrl-C and SIGTERM until the block ends.
 
-    An exception inside a transaction of SQLAlchemy can leave its connection open. An open
-    connection keeps an SQLite database locked until the process ends. In threads other than the
-    main one, which alone gets signals, nothing changes.
+    A second signal reaches a handler of Python code at once. An exception inside a transaction of
+    SQLAlchemy can leave its connection open. An open connection keeps an SQLite database locked
+    until the process ends. In threads other than the main one, which alone gets signals, nothing
+    changes.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -38,9 +38,9 @@ class Runtime:
 
     Attributes:
         cache_root: see `cache.folder`.
-        threads_fixed: whether the user set `threads`; otherwise an evaluation uses fewer if that is
-            faster.
-        deadline: the time limit; searches and learned rounding end there, with the best so far.
+        threads_fixed: whether the user set `threads`; otherwise an evaluation may use half of them
+            if that is faster.
+        deadline: the time limit of searches and learning, see `core.deadline`.
         device: the setting `device`, see `simulation.device`.
     """
 
@@ -81,12 +81,12 @@ def cpu() -> tuple[str, tuple[str, ...]]:
 
 
 def has_vnni() -> bool:
-    """Return whether the CPU multiplies and sums 8-bit integers exactly in one instruction."""
+    """Return whether this is an x86 CPU with VNNI, which sums 8-bit products exactly."""
     return not VNNI.isdisjoint(cpu()[1])
 
 
 def is_x86(flags: Collection[str]) -> bool:
-    """Return whether the flags are those of a 64-bit x86 CPU."""
+    """Return whether the flags are those of an x86 CPU with SSE2, as every 64-bit one has."""
     return "sse2" in flags
 
 

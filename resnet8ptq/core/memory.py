@@ -35,8 +35,8 @@ def budget() -> int:
 
     The budget is the largest power of two up to half of the memory that `set_limit` sets, but at
     least `LEAST` and at most `MOST`. The other half is for libraries, weights and their copies.
-    With a power of two, batches and the sums over them are the same in all runs unless memory is
-    very short.
+    With a power of two, runs with about the same memory have the same batches, and therefore the
+    same sums over them.
     """
     asked = os.environ.get(_VARIABLE)
     whole = int(float(asked) * 1e9) if asked else _half_of_free()

@@ -4,7 +4,7 @@ import math
 
 
 def as_finite(value: object) -> float | None:
-    """Return a finite number from a number or a nested array of one; None for anything else.
+    """Return a number from a number or a nested array of one; None from 2**128 on, or for others.
 
     An array may be a list, or an object with `data`, as ONNX Runtime writes it.
     """

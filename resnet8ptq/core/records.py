@@ -17,8 +17,8 @@ Array = NDArray[Any]
 def pack(arrays: Mapping[str, Array], path: Path | None = None) -> Array:
     """Return arrays [N, ...] by name as records [N], with the fields in the same order.
 
-    With a path, the records are written to an .npy file there and mapped, so that they need no
-    memory.
+    With a path, the records are written to an .npy file there and mapped, so that they may exceed
+    the memory.
 
     >>> records = pack({"ids": np.ones((2, 3), np.int64), "mask": np.ones((2, 3), np.bool_)})
     >>> records.shape, records.dtype.names
@@ -55,9 +55,9 @@ def names_of(dtype: DTypeLike) -> tuple[str, ...]:
 
 
 def find_mask(dtype: DTypeLike) -> str | None:
-    """Return the field that masks padding: `attention_mask`, or the only field named `...mask`.
+    """Return the field that masks padding: `attention_mask`, else the only one named `...mask`.
 
-    None without such a field.
+    Otherwise it is None. Only fields of one axis count, [N, length].
     """
     masks = []
     for name in names_of(dtype):

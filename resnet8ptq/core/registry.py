@@ -16,7 +16,7 @@ def look_up(key: str, name: str, table: Mapping[str, T]) -> T:
         key: the setting that holds the name, for the error.
 
     Raises:
-        ConfigError: the name is unknown; the message lists the entries and the closest match.
+        ConfigError: the name is unknown; the message is that of `no_such_name`.
     """
     if name not in table:
         raise ConfigError(no_such_name(key, name, table))

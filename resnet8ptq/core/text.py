@@ -47,7 +47,7 @@ def printable(text: str) -> str:
 
 
 def one_line(error: BaseException) -> str:
-    """Return an error's type and text in one line of at most 300 characters, without secrets.
+    """Return an error's type and text in one line of at most 300 characters, after `redact`.
 
     >>> one_line(OSError("cannot reach\\nhttp://me:password@host/runs"))
     'OSError: cannot reach http://host/runs'
@@ -164,7 +164,7 @@ def no_such_key(key: str, known: Collection[str], option: str = "") -> str:
 
 
 def no_such_name(key: str, name: str, known: Collection[str], in_help: bool = True) -> str:
-    """Return the message for a name that is not among the known ones, with the closest match.
+    """Return the message for a name that is not among the known ones, see `or_nearest`.
 
     >>> no_such_name("format", "yml", ["json", "yaml"])
     "format: got 'yml', expected json | yaml (nearest: yaml)"
@@ -235,7 +235,7 @@ def plain(text: str) -> str:
 
 
 def list_names(names: Iterable[str], separator: str = ", ", mistyped: str = "") -> str:
-    """Return names for a message: the first 20, cut at 300 characters.
+    """Return names for a message: the first 20, cut off after 300 characters.
 
     For more than 20 names, the text also has their number.
 

@@ -129,7 +129,8 @@ class Watch:
     def look(self) -> float:
         """Write a line if it is due; return the seconds until the next one.
 
-        The line has the innermost step, and the outer ones that have progress.
+        The line has the innermost step, and the outer ones that have progress. Without steps, it
+        has the imports since the last line, or the label `between`.
         """
         with self._lock:
             steps = [*self.steps]

@@ -116,7 +116,7 @@ def learn_rounding(
     to exclude (`setting.searches`), their layers are learned too, so that the search learns once;
     the returned network keeps their weights.
 
-    With `correct_biases`, the bias of each layer is corrected before the next layer is learned.
+    With `correct_biases`, a layer's bias, if any, is corrected before the next layer is learned.
     Learned layers compensate for the mean error of earlier layers; a correction of all biases
     afterwards would add that error again, with the opposite sign.
     """
@@ -439,7 +439,8 @@ def rectify(value: torch.Tensor) -> torch.Tensor:
 def regularize(shares: Sequence[torch.Tensor], done: float) -> torch.Tensor:
     """Return the penalty for values between 0 and 1; 0 during the warm-up.
 
-    The penalty is that of equation 24, averaged over each layer and multiplied by `REGULARIZER`.
+    The penalty is that of equation 24, averaged over each layer, summed over the layers and
+    multiplied by `REGULARIZER`.
 
     Args:
         shares: the values of each layer.
@@ -563,7 +564,7 @@ def find_kept(weights: Array, scheme: WeightScheme) -> NDArray[np.bool_]:
 
 
 def on_levels(weights: Array, levels: NDArray[np.int64], scheme: WeightScheme) -> Array:
-    """Return weights from which every backend derives the same grid and these levels.
+    """Return weights from which the run's backend derives the same grid and these levels.
 
     Each weight gets the value of its level; without clipping, the weights of `find_kept` keep their
     own value instead, which preserves the range.

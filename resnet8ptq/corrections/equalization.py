@@ -62,7 +62,8 @@ def find_pairs(
 ) -> list[tuple[onnx.NodeProto, onnx.NodeProto]]:
     """Return pairs of quantized layers of one kind, the second the only reader of the first.
 
-    A ReLU or leaky ReLU may lie between them. The kinds are convolution and matrix product.
+    A ReLU or leaky ReLU may lie between them, as the only reader of the first and the only source
+    of the second. The kinds are convolution and matrix product.
     """
     # The layer that reads each tensor may be the second of a pair
     chosen = layers.find_plain_layers(graph, selection).values()

@@ -56,7 +56,7 @@ def find_plain_layers(graph: onnx.GraphProto, selection: Selection) -> dict[str,
     """Return the layers whose weights will be quantized, by short name, in the graph's order.
 
     A Gemm with alpha or beta other than 1 or with a transposed input is left out, and so is a
-    MatMul with several matrices of weights: exporters of trained networks do not write them.
+    MatMul with several matrices of weights. These are rare in trained networks.
 
     Raises:
         ConfigError: a setting names an unknown node, layer or operator, see `find_float_nodes`.
@@ -81,7 +81,7 @@ def _is_plain(graph: Links, node: onnx.NodeProto) -> bool:
 
 
 def round_weights(graph: Linked, node: onnx.NodeProto, scheme: WeightScheme) -> None:
-    """Round a layer's weights in place, exactly as every backend will."""
+    """Round a layer's weights in place, exactly as the run's backend will."""
     weights = read_weights(graph, node)
     write_weights(graph, node, scheme.grid(weights, 0).round(weights))
 

@@ -109,7 +109,7 @@ def decode(
 def list_sizes(packed: Sequence[Picture]) -> frozenset[tuple[int, int]]:
     """Return heights and widths of readable pictures, by the headers of their files.
 
-    No picture is decoded, and the search stops once two sizes are known. `decode` reports
+    No picture is decoded, and the search stops soon after two sizes are known. `decode` reports
     unreadable pictures.
     """
     threads = machine.threads(None)

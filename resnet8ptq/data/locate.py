@@ -20,9 +20,9 @@ def find_data(config: DataConfig, own_network: bool = False) -> DataConfig:
     """Return the settings of the data set, with the paths of its files.
 
     `data.root` names the data set; for `data=coco`, `data.images` does. If it is null for
-    `data=cifar10`, the search goes through `$CIFAR10_DIR`, `data/cifar-10-batches-py` and the
-    download cache; then CIFAR-10 is downloaded. If that fails, `data.on_missing=shapes` falls back
-    to the embedded set.
+    `data=cifar10`, `$CIFAR10_DIR` names the folder. Without that variable, the search goes through
+    `data/cifar-10-batches-py` and the download cache; then CIFAR-10 is downloaded. If that fails,
+    `data.on_missing=shapes` falls back to the embedded set.
 
     Args:
         own_network: whether the user has named a network, which the embedded set does not fit.

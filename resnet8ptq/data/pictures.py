@@ -1,4 +1,4 @@
-"""Decodes, turns upright and resizes a picture or mask with Pillow."""
+"""Decodes and resizes a picture or mask with Pillow, and turns pictures upright."""
 
 import math
 import warnings
@@ -59,7 +59,7 @@ class CoordinateMap(NamedTuple):
 
 @contextmanager
 def bombs_refused() -> Iterator[None]:
-    """Make Pillow raise for pictures of more than 89,478,485 pixels, and hide other warnings.
+    """Make Pillow raise for pictures of more than 89,478,485 pixels, and hide all other warnings.
 
     Only one thread may enter the block at a time, because warnings are global.
     """
@@ -100,7 +100,7 @@ def decode_mask(file: Path | BinaryIO, preprocess: PreprocessConfig) -> NDArray[
     Labels are the indices of a palette, or grey values.
 
     Raises:
-        Exception: the file is neither PNG nor BMP, is damaged, has colour channels or floats, has
+        Exception: the file is neither PNG nor BMP, is damaged, has several channels or floats, has
             labels that are not from 0 to 255, or `fit` refuses it.
     """
     with (

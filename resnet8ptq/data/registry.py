@@ -49,7 +49,8 @@ def read(
 
     Raises:
         DataError: a file is missing, damaged or unsuitable; the message names the file.
-        ConfigError: the settings do not fit the data, or the cache folder cannot be written.
+        ConfigError: the settings do not fit the data, a package is missing, or the cache folder
+            cannot be written.
     """
     return _read(json.dumps([asdict(config), asdict(preprocess), calibrating]), cache_root)
 
@@ -57,8 +58,8 @@ def read(
 def list_sizes(config: DataConfig, cache_root: Path) -> frozenset[tuple[int, int]]:
     """Return heights and widths of the pictures of a located data set, by their files' headers.
 
-    The search stops once two sizes are known. The result is empty for sources whose pictures are
-    not in files, such as arrays, and if no header is readable.
+    The search stops soon after two sizes are known. The result is empty for sources without picture
+    files, such as arrays, and if no header is readable.
 
     Raises:
         PtqError: the pictures cannot be listed.

@@ -258,7 +258,7 @@ def halve(split: Split, classes: int) -> tuple[Split, Split] | None:
     """Divide samples into halves, balanced by class: selection samples and reported samples.
 
     The division is random with a fixed seed, so that the same samples give the same halves. Samples
-    of one group stay together.
+    of one group stay together, so that groups of different sizes make unequal halves.
 
     Returns:
         The halves; None if there are fewer than twice `LEAST_TO_CHOOSE` samples or groups.

@@ -10,12 +10,12 @@ id). Its `example.py` runs in a fresh virtual environment, unless `verify=false`
 registers the model in MLflow, under the alias `recommended`. `target.onnxruntime=1.17` lowers an
 ONNX file for an older ONNX Runtime, and runs it there; `target.format=ort` writes ONNX Runtime's
 own format. `trust=true` accepts torch files, modules, metrics and registration from a run that was
-not made below `runs/` here. They can run code; a registered model does so when it is served.
-`measure=true` adds the program and the samples to measure the file on another machine, see
-`resnet8ptq measured`. `max_drop=0.05`, or without labels `min_sqnr_db=30`, sets the limit of a
-recommendation (default: the sweep's own). A run with a broken FP32 network is refused.
-`experiment=`, `uri=` and `root=` name the MLflow store, `cache_dir=` the folder of converted
-networks.
+not made below `runs/` here, and reads the files that its settings name. Its code can then run; that
+of a registered model runs when it is served. `measure=true` adds the program and the samples to
+measure the file on another machine, see `resnet8ptq measured`. `max_drop=0.05`, or without labels
+`min_sqnr_db=30`, sets the limit of a recommendation (default: the sweep's own). A run with a broken
+FP32 network is refused. `experiment=`, `uri=` and `root=` name the MLflow store, `cache_dir=` the
+folder of converted networks.
 """
 
 import re

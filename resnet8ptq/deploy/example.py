@@ -234,7 +234,7 @@ def _temporary_folder() -> Iterator[str]:
 
 
 def run_example(python: Path | str, folder: Path) -> str:
-    """Run a folder's example with an interpreter, isolated from the user's packages."""
+    """Run a folder's example with an interpreter in isolated mode (`-I`); return its output."""
     with waiting(f"Running {FILE}"):
         return _call([str(python), "-I", str(folder / FILE)], f"{FILE} fails")
 

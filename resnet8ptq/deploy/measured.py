@@ -1,14 +1,14 @@
-"""Adds to a run the figures that were measured on another machine.
+"""Replaces the measurements of a run by those of another machine.
 
     resnet8ptq deploy measure=true folder=out     writes out/measure: the program and its job
     python measure.py > result                    on the target, in a copy of that folder
     resnet8ptq measured result                    here
 
-The job holds the run's file, FP32's and the scored samples, and the program needs Python 3.9, numpy
-and the file's runtime. The result replaces the measurements of the run: from then on, its metrics,
-predictions, latencies, kernels and verdict are those of that machine, as with `target.command`; the
-metrics `target/...` show the difference from this machine. `experiment=`, `uri=` and `root=` name
-the MLflow store, `trust=true` and `cache_dir=` are those of `resnet8ptq deploy`.
+The job holds the run's file, FP32's and the scored samples. The program needs Python 3.9 or newer,
+numpy and the file's runtime. Afterwards, the run's metrics, predictions, latencies, kernels and
+verdict are those of that machine, as with `target.command`; the metrics `target/...` show the
+difference from this machine. `experiment=`, `uri=` and `root=` name the MLflow store, `trust=true`
+and `cache_dir=` are those of `resnet8ptq deploy`.
 """
 
 import math
@@ -69,6 +69,7 @@ def main(words: list[str]) -> None:
     Raises:
         ConfigError: the result file is missing, damaged, or does not fit its run; the run cannot be
             measured on another machine; or FP32 is broken there.
+        PtqError: see `source.find_run`, `source.fetch_run` and `reproducing.open_samples`.
     """
     asked = command.parse_words(words, Arguments, __doc__, plain="result")
     if not asked.result:

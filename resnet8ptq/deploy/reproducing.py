@@ -122,8 +122,8 @@ def rerun(source: SourceRun, scored: Scored | str, runtime: Runtime, many: bool)
 def compare(source: SourceRun, task: Task, again: Comparison, samples: int) -> str:
     """Compare predictions for the scored samples with those of the run; return a sentence.
 
-    If the run has kept no predictions, the metrics are compared. A difference on another CPU than
-    the run's is a warning.
+    If the run has kept no comparable predictions, the metrics are compared. A difference on another
+    CPU than the run's is a warning.
 
     Raises:
         QuantizationError: they differ on the run's own CPU.

@@ -142,7 +142,10 @@ FAULTS = (
 
 
 def find_known_faults(proto: onnx.ModelProto, version: int) -> list[str]:
-    """Return the faults of ONNX Runtime 1.`version` that concern a file, in words."""
+    """Return the faults of ONNX Runtime 1.`version` that concern a file, in words.
+
+    Versions before `TRIED` have no list of faults. Nodes of inner graphs are not checked.
+    """
     links = Links(proto.graph)
     lines = []
     for fault in FAULTS:

@@ -55,7 +55,7 @@ def main(words: list[str]) -> None:
     """Show the runs until Ctrl-C; for a tracking server, only print its address.
 
     Raises:
-        ConfigError: a key is wrong, the store does not exist, or the port is in use.
+        ConfigError: a key is wrong, the store does not exist, or the port cannot be used.
         TrackingError: MLflow does not start, or stops without being interrupted.
     """
     asked = command.parse_words(words, Arguments, __doc__)
@@ -133,10 +133,10 @@ def check_port(port: int, mend: str) -> None:
     """Check that a port is free, because another process there would answer instead.
 
     Args:
-        mend: the advice in the error for a port in use.
+        mend: the advice in the error for a port that cannot be used.
 
     Raises:
-        ConfigError: the port is out of range or in use.
+        ConfigError: the port is out of range, in use, or not permitted.
     """
     require("port", port, 1 <= port <= 65535, "1 to 65535")
     with socket.socket() as probe:

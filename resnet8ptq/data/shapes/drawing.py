@@ -5,9 +5,9 @@ number of classes. A ResNet8 classifies about nine pictures in ten correctly, be
 are small, faint, occluded or noisy.
 
 The pictures must be the same everywhere, bit for bit. Every random number therefore comes from
-`numpy.random.RandomState`, whose stream is frozen, and IEEE 754 defines the result of every
-operation (+ - * / sqrt floor abs). The code uses no sin, no exp, no normal deviate and no sum over
-an axis, because their last bits depend on the processor and on the library version.
+`numpy.random.RandomState`, whose stream is frozen, and every operation has an exact definition,
+such as those of + - * / sqrt and floor in IEEE 754. The code uses no sin, no exp, no normal deviate
+and no sum over an axis, because their last bits depend on the processor and on the library version.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,7 +1,7 @@
 """`data=coco`: pictures with boxes in the format of COCO's `instances_*.json`.
 
 https://cocodataset.org/#format-data: `images` (id, file_name, width, height), `annotations`
-(image_id, category_id, bbox, area, iscrowd, perhaps keypoints and a segmentation) and `categories`
+(image_id, category_id, bbox, perhaps area, iscrowd, keypoints and a segmentation) and `categories`
 (id, name), whose ids may have gaps.
 """
 

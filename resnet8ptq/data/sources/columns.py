@@ -177,7 +177,7 @@ def is_numbers(column: Column) -> bool:
 
 
 def is_number(column: Column) -> bool:
-    """Return whether a column holds one number in each row."""
+    """Return whether a column holds one number or boolean in each row."""
     return is_numbers(column) and not _is_list(column.type)
 
 

@@ -1,4 +1,4 @@
-"""Names of a table's rows in messages: the lines or rows that an editor or a spreadsheet shows."""
+"""Names of a table's rows in messages: the lines that an editor shows, or the rows by number."""
 
 import csv
 from bisect import bisect_right

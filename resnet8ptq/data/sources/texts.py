@@ -93,7 +93,7 @@ class Encoded:
 
     Attributes:
         records: the tokens [N].
-        texts: the texts [N]; two texts of one sample are joined by ` / `.
+        texts: the texts [N]; two texts of one sample are joined by ` / `, words by spaces.
         words: for each token [N, tokens], the number from 0 of the word that the token begins; -1
             for other tokens. None if the texts are not lists of words.
     """
