@@ -2,7 +2,7 @@
 
 The search for a cause uses training samples, never test samples. It first tries the causes outside
 of the file's layers, see `find_cause`. A comparison of tensors would blame the first or the last
-layer for such a cause. If no such cause applies, a comparison of tensors finds the faulty layer.
+layer for such a cause. If no such cause applies, it looks for a faulty layer.
 """
 
 import logging
@@ -59,7 +59,8 @@ def check_against_fp32(
 ) -> dict[str, str]:
     """Warn if a file is far from FP32 or loses more than the limit; return the cause as a param.
 
-    The dict is empty if the file does neither, if no cause is found, or without training samples.
+    The dict is empty if the file does neither, or if no cause is found. Without training samples,
+    it is empty too, and no warning is given.
 
     Args:
         data: the data set, arranged for the network.

@@ -11,7 +11,7 @@ NAMED = 12  # largest number of layers that a line names
 
 
 def run_inspection(path: Path, cache_root: Path) -> None:
-    """Print format, producer, inputs and outputs of a file, and the bits of its layers.
+    """Print format, producer, inputs, outputs and operators of a file, and dtypes of its layers.
 
     Raises:
         ConfigError, UnsupportedError: see `reading.admit`.

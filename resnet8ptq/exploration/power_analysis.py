@@ -57,10 +57,10 @@ class PowerRow:
 
 @dataclass(frozen=True, kw_only=True)
 class PowerAnalysis(RunResult):
-    """The power of the test with `total` samples, for several shares of changed predictions.
+    """The power of the test with `total` samples, a row for each share of changed predictions.
 
     Attributes:
-        limit: the largest loss that passes, as a fraction of the samples.
+        limit: the largest accepted loss, as a fraction of the samples.
     """
 
     metric: Metric

@@ -40,7 +40,8 @@ class Explanation:
     """A recommended model with all its uses, summarized for the terminal and the report.
 
     Attributes:
-        uses: the titles of the uses.
+        uses: the titles of the uses, without that of a headline that keeps FP32; `quantized` if it
+            has no other.
         label: see `Recommendation.label`.
         headline: the advice, such as `Keep NAME`; for the model of the headline, also the reason.
         outcome: the outcome of the verdict; empty for FP32.

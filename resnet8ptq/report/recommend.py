@@ -461,8 +461,8 @@ def recommend(selected: ModelSelection) -> list[Recommendation]:
     """Return a recommendation for each use that has one; empty without candidates.
 
     The list is also empty for steps of a search without a reported run, because only the reported
-    samples recommend a model. The uses balanced, smallest and fastest choose among the models of
-    `ModelSelection.within`, and are left out without them.
+    samples recommend a model. The uses balanced, smallest, fastest and fastest_batch choose among
+    the models of `ModelSelection.within`, and are left out without them.
     """
     candidates = selected.candidates
     if not candidates or selected.on_selection:

@@ -81,7 +81,7 @@ class Headline:
     Attributes:
         advice: `deploy` if the model passes, `test` if it is undecided, `keep` if FP32 stays.
         candidate: the chosen model; with `keep`, a model that gains nothing over FP32.
-        reason: the reason as text, with size and speed beside FP32 where they differ.
+        reason: the reason as text; unless FP32 stays, with size and speed, see `_costs`.
         nothing_faster: whether candidates were timed, and none is shown to be faster than FP32.
         alone: whether the model was assessed by itself, without the correction for all models.
     """
@@ -238,7 +238,10 @@ def _among(chosen: Candidate) -> str:
 
 
 def _costs(chosen: Candidate) -> str:
-    """Return size and speed against FP32 as text, such as `; 66% smaller, 1.8 times as fast`."""
+    """Return size and speed as text, such as `; 66% smaller, 1.80 times as fast as FP32`.
+
+    A size equal to FP32's, and a speed that was not measured, are left out.
+    """
     texts = []
     saved = 1 - chosen.size_bytes / chosen.fp32_bytes
     if abs(saved) >= SAME_SIZE:

@@ -63,10 +63,10 @@ def _print_family(heading: str, family: Family, console: Console) -> None:
 
 
 def print_verdict(chosen: Sequence[ModelSelection], run_id: str) -> str:
-    """Print the verdict of a run in words, after a fail also a remedy; return the verdict.
+    """Print the verdict of a run in words, after a fail also `say_remedy`; return the verdict.
 
-    Return an empty text, and print nothing, if the verdict is missing or void. A note below the
-    table explains a void verdict.
+    Return an empty text, and print nothing, without a measured model or if the verdict is void. A
+    note below the table explains a void verdict.
     """
     for selected in chosen:
         for cell in selected.family.measured:

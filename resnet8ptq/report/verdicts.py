@@ -98,7 +98,7 @@ class Verdict:
 def assess(family: Family, limits: ReportConfig) -> Family:
     """Return the family with records that hold verdicts, and the values and limits behind them.
 
-    An unsupported run has the verdict `UNSUPPORTED`; FP32 and other runs without a result have
+    An unsupported run has the verdict `UNSUPPORTED`; FP32, and other runs without a result, have
     none. Tables, pages, recommendations, programs and deployments read these records, so that they
     agree. Call this once for each family, after `loading.load_families` and, if the models were
     timed in turns, `timing.put_in`.

@@ -25,8 +25,8 @@ STEPS = 50  # halvings of an interval
 def add_bounds(family: Family) -> Family:
     """Return an assessed family with the bounds of the losses in the records of measured runs.
 
-    A bound is None if the margins are unknown, as for grouped samples that count as independent,
-    or if FP32 is in doubt. The unit is that of `RunRecord.loss`.
+    A bound is None if `_edge` finds none, as for grouped samples that count as independent, or if
+    FP32 is in doubt. The unit is that of `RunRecord.loss`.
     """
     metric = family.metric
     limit = metric.limit(family.limits)

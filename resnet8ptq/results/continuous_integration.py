@@ -57,8 +57,8 @@ def main(words: list[str]) -> int:
     """Print the verdict; return its exit code.
 
     Raises:
-        ConfigError: a setting is wrong, the run or sweep does not exist, or it has no verdict
-            because FP32 itself is requested or recommended.
+        ConfigError: a setting is wrong, the run or sweep does not exist, or it has no verdict, see
+            `assess_run` and `assess_sweep`.
         TrackingError: the store does not answer, a record is damaged, or nothing was measured.
     """
     asked = command.parse_words(words, Arguments, __doc__, plain="use")
@@ -141,7 +141,7 @@ def assess_sweep(sweep: SweepSummary, use: str = RECOMMENDED) -> Answer:
 
 
 def _overall(sweep: SweepSummary) -> str:
-    """Return the verdict on all models of a sweep, as it recommends none of them.
+    """Return the verdict on all models of a sweep that recommends none of them for the use.
 
     Simulated runs only count if no other run was measured, and never as a pass.
 

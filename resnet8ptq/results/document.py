@@ -128,7 +128,7 @@ class Files(_Part):
 
 
 class Commands(_Part):
-    """Commands for a shell, in the folder where the sweep was started."""
+    """Commands for a shell, in the folder where the sweep or the run was started."""
 
     deploy: str | None = _of("deploy_command")
     reproduce: str | None = _of("reproduce_command")
@@ -177,11 +177,12 @@ class Document(_Part):
         description="0 pass; 3 fail; 4 undecided, void or unsupported"
     )
     use: str | None = Field(
-        description="the use that the sweep recommends the run for; null for a run that was named"
+        description="the use that the sweep recommends the run for; null if a run was judged, not "
+        "a sweep"
     )
     because: Known = Field(
-        description="why the run was chosen, or why none; for a run that was named, why it is "
-        "unsupported or void"
+        description="why the run was chosen, or why none; if a run was judged, not a sweep, why it "
+        "is unsupported or void"
     )
     choice: ChosenRun | None = Field(description="null if the sweep recommends none")
     metric: Measured | None
@@ -191,7 +192,7 @@ class Document(_Part):
     latency: Latency | None
     files: Files
     commands: Commands
-    sweep: Sweep | None = Field(description="null for a run that was named")
+    sweep: Sweep | None = Field(description="null if a run was judged, not a sweep")
 
 
 @dataclass(frozen=True)

@@ -157,8 +157,7 @@ def find_newest(tracking: TrackingConfig) -> Runs:
     It is read from its folder if possible, because this is faster, see `_read_newest`.
 
     Raises:
-        ConfigError: the experiment has no run, or the newest sweep has none.
-        TrackingError: the store cannot be read.
+        ConfigError, TrackingError: see `find_in_store`.
     """
     store = find_store(tracking)
     newest = None if store is None else local.find_newest(store)
@@ -229,7 +228,8 @@ def read_folder(folder: Path, tracking: TrackingConfig) -> Runs:
     Raises:
         ConfigError: the folder has no journal, or is of a sweep without runs; or it may share runs
             with another folder, and the store does not have it.
-        TrackingError: a file of the folder is damaged, or the store cannot be read.
+        TrackingError: a file of the folder is damaged, or the store cannot be read, or lacks a run
+            that the sweep shares.
     """
     folder = folder.resolve()
     if _is_sweep(folder):
@@ -320,7 +320,7 @@ def _load_sweep(store: Store, parent: RunRecord, run: RunRecord | None = None) -
 
 
 def _load_run(store: Store, record: RunRecord) -> Runs:
-    """Return a run with its sweep; alone if the sweep does not include it, see `Runs.includes`."""
+    """Return a run with its sweep; alone unless a sweep includes it, see `Runs.includes`."""
     if record.kind == SWEEP:
         raise ConfigError(f"run_id: {record.run_id} is a sweep; try sweep={record.run_id}")
     if record.sweep_id:

@@ -1,6 +1,6 @@
 """`+analysis=diagnose`: finds causes of a loss against FP32, and changes that help.
 
-The analysis measures on training samples that did not calibrate, never on test samples.
+Losses and tensors are measured on training samples that did not calibrate, never on test samples.
 """
 
 import tempfile

@@ -64,7 +64,7 @@ class Breakdown:
 
     @property
     def conversions_ms(self) -> float:
-        """Time of conversions to 8 bits, from 8 bits and between float types."""
+        """Time of the nodes that only change the type or the layout of a tensor."""
         return self.total_ms("conversion")
 
     @property
@@ -129,7 +129,7 @@ class Breakdown:
 
 @dataclass(frozen=True, kw_only=True)
 class ProfileResult(RunResult):
-    """The time of each operator at batch 1 and, if the network allows it, at a larger batch.
+    """The time of each operator at batch 1 and, if the network allows it, in batches.
 
     Attributes:
         latency: latency of whole runs, without the profiler.

@@ -1,4 +1,4 @@
-"""`+analysis=profile`: the time of each operator, in FP32 and in 8 bits."""
+"""`+analysis=profile`: the time of each operator, of FP32 and of the quantized model."""
 
 import tempfile
 from functools import partial

@@ -6,7 +6,7 @@
 
 Lists the configurations to try, and those that are slow, possibly wrong or impossible here, each
 with its reason and source. The commands of sweeps follow, with the network, the data and the other
-settings of the command line: all settings of `resnet8ptq run` except those that the sweeps vary.
+settings of the command line: all settings of `resnet8ptq run` except those that the advice chooses.
 For a network, its properties and the steps of `resnet8ptq ship` come last. `model.path` takes the
 same files as in `resnet8ptq run`; `cache_dir=` is the folder of converted networks.
 """
@@ -107,7 +107,7 @@ def _check(words: Sequence[str]) -> list[str]:
 def print_advice(
     cpu: str, flags: tuple[str, ...], network: Summary | None, settings: Sequence[str] = ()
 ) -> None:
-    """Print the advice as a table, and the commands that measure it.
+    """Print the advice as a table, and the commands of `candidates.sweeps`.
 
     Args:
         cpu: the CPU's name.

@@ -45,9 +45,10 @@ def advise(flags: Collection[str], network: Summary | None = None) -> list[Advic
 def sweeps(
     flags: Collection[str], network: Summary | None = None, settings: Sequence[str] = ()
 ) -> list[str]:
-    """Return commands that measure the configurations to try.
+    """Return commands of sweeps over configurations to try.
 
-    Backends with the same settings share a command.
+    Backends with the same settings share a command. Backends without a sweep in their module of
+    advice have none.
 
     Args:
         settings: the user's words for each command, such as the data.

@@ -1,7 +1,8 @@
 """The table of the search's steps, with settings, reason, cost and rules.
 
-The search (`searching`) tries the steps by rank; it adds the diagnosis and the budgets of bytes
-itself. A diagnosis also suggests changes from here, and `advise` lists the steps for a network.
+The search (`searching`) tries the steps by rank. It adds the diagnosis, the budgets of bytes and
+the confirmations itself. A diagnosis also suggests changes from here, and `advise` lists the steps
+for a network.
 Costs are first guesses of the time relative to the plain run, see studies/ship.md.
 """
 

@@ -1,1 +1,1 @@
-"""`+analysis=compare`: compares a quantized file of any format with FP32, tensor by tensor."""
+"""`+analysis=compare`: compares a quantized file with FP32, tensor by tensor."""

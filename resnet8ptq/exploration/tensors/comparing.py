@@ -2,8 +2,8 @@
 
 Both networks run on the same samples, one by one. Each matched tensor has two SQNRs. The first
 compares it with FP32, with all errors so far. The second is that of its layer alone: FP32 computes
-the layer from the file's values of the layer's inputs. `findings` looks for faults in all
-measurements.
+the tensor from the file's values of the matched tensors before it. `findings` looks for faults in
+all measurements.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -92,8 +92,8 @@ class ComparedTensor:
         biases: the biases of the layer [channels], in FP32 and in the file; None if they are not
             known.
         so_far: noise of the file's values against those of FP32.
-        own: noise of the file's values against those that FP32 computes from the file's values of
-            the layer's inputs.
+        own: noise of the file's values against those that FP32 computes from the file's tensors
+            before this one.
         kernels: noise of the runtime's kernels against the file's definition, with all errors so
             far.
         off: the number of values, of `count`, where kernels and definition differ by more than
@@ -102,8 +102,8 @@ class ComparedTensor:
         spread: FP32's values, with the noise of rounding them to the file's levels.
         clipped: the part of the noise in `spread` from values beyond the range by more than half a
             step; `beyond` counts such values.
-        parts: for a Concat or Add, the values of each input by name, with the noise of rounding
-            them with this tensor's step.
+        parts: for a Concat or Add with several matched inputs, the values of each of these by name,
+            with the noise of rounding them with this tensor's step.
         channels: the ends of each channel [4, channels]. The first two rows are the lowest and the
             highest value that FP32 computes from the file's tensors before this one. The last two
             are those in the file. Empty without channels, or if their number differs between
@@ -717,7 +717,7 @@ class _Fp32:
         return self._in_order(feeds, self._session.run(self._made, feeds))
 
     def run_alone(self, batch: NDArray[Any], values: Sequence[Array]) -> list[Array]:
-        """Return each tensor, computed by its layer alone from other values of the layer's inputs.
+        """Return each tensor, computed from other values of the tensors in `names` before it.
 
         Args:
             values: these values, in the order of `names`.

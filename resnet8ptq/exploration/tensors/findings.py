@@ -38,8 +38,8 @@ class Finding:
     """A fault and the changes against it.
 
     Attributes:
-        tensors: names of the affected tensors or weights, the worst first.
-        meaning: the measurement and its meaning.
+        tensors: names of the affected tensors or weights, or words such as `FP32`.
+        meaning: the measurement of the first of them, and its meaning.
         nodes: nodes that avoid the fault if they stay in float.
         changes: changes of settings, each of which may fix the fault.
         certain: whether the finding is a fault even if no change helps.
@@ -62,7 +62,7 @@ class Finding:
         return f"{self.name} in {where}: {self.meaning}"
 
     def to_entry(self) -> dict[str, object]:
-        """Return the finding for programs, with its worst tensor only."""
+        """Return the finding for programs, with its first tensor only."""
         worst = self.tensors[0] if self.tensors else ""
         changes = [change.settings for change in self.changes]
         return {"name": self.name, "tensor": worst, "meaning": self.meaning, "changes": changes}

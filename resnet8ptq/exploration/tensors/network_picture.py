@@ -173,8 +173,8 @@ def draw_network(
 def find_boxes(proto: onnx.ModelProto, operators: Mapping[str, str]) -> list[Box]:
     """Return the layers in the order of execution, each with the boxes that it reads.
 
-    Nodes that compute no float tensor are left out. An activation or a move is part of the layer
-    before it if nothing else reads that layer's output.
+    Nodes that compute no float tensor are left out. A node of `_JOINS`, such as a Relu, is part of
+    the layer before it if nothing else reads that layer's output.
     """
     boxes: list[Box] = []
     made: dict[str, set[int]] = {}  # for each tensor, the boxes that it depends on directly

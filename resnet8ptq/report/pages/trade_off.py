@@ -43,7 +43,7 @@ class Point:
         x: the size or the latency, in the unit of the axis.
         loss: the loss in the unit of the metric.
         low, high: ends of the 95% interval of the loss; equal if there is none.
-        kind: the outcome of the verdict, or `fp32`. The shape of the mark follows from it.
+        kind: the outcome of the verdict, or `fp32`.
         row: the index of the model among the table's rows of runs; -1 for FP32.
     """
 
