@@ -1,10 +1,11 @@
 """Reads the limits of `report` that runs have logged, which decide their verdicts."""
 
 import json
+import numbers
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from resnet8ptq.config.limits import check
+from resnet8ptq.config.limits import check, require
 from resnet8ptq.config.schema import ReportConfig
 from resnet8ptq.core.errors import TrackingError
 from resnet8ptq.tracking.record import RunRecord
@@ -22,9 +23,12 @@ def limits_of(records: Sequence[RunRecord], asked: Mapping[str, float | None]) -
         asked: requested limits by key of `report`; None for the logged limit.
 
     Raises:
-        ConfigError: a limit is out of range, or the logged `prefer` is unknown.
+        ConfigError: a limit is out of range, a requested one is not a number, or the logged
+            `prefer` is unknown.
         TrackingError: a logged limit is not a number; an untrusted store may hold any text.
     """
+    for name, value in asked.items():
+        require(name, value, value is None or isinstance(value, numbers.Real), "a number")
     limits: dict[str, Any] = {}
     preferred = _find_preferred(records)
     if preferred:

@@ -57,7 +57,8 @@ class Runs:
         """Assess the runs as in the report, by the requested limits, or else the logged ones.
 
         Raises:
-            ConfigError: a limit is unknown or out of range, or a logged preference is unknown.
+            ConfigError: a limit is unknown, not a number or out of range, or a logged preference is
+                unknown.
             TrackingError: the runs have logged invalid limits, or an invalid task.
         """
         unknown = asked.keys() - {*logged_limits.LIMITS}

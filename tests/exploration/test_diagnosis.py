@@ -1,8 +1,10 @@
 """A network broken on purpose is diagnosed by name, and a healthy one is not."""
 
 import csv
+import math
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,8 +22,9 @@ from resnet8ptq.experiment.settings import resolve
 from resnet8ptq.exploration.diagnosis import diagnosing
 from resnet8ptq.exploration.diagnosis.conclusion import ACTIVATIONS, WEIGHTS, DiagnosisResult
 from resnet8ptq.exploration.diagnosis.diagnosis_table import to_markdown
-from resnet8ptq.exploration.diagnosis.outcomes import Outcome
+from resnet8ptq.exploration.diagnosis.outcomes import Outcome, weigh
 from resnet8ptq.exploration.search import step_table
+from resnet8ptq.tasks.scoring.outputs import Outputs
 from tests.helpers.assembling import assemble
 from tests.helpers.calling import call
 from tests.helpers.configs import make_config
@@ -362,6 +365,24 @@ def test_a_tflite_file_is_diagnosed(tmp_path):
 def test_wrong_settings_are_refused(override, message):
     with pytest.raises(ConfigError, match=message):
         make_config("+analysis=diagnose", override)
+
+
+def compared(sqnr_db, output):
+    """The comparison of a model with these outputs, without a difference of the metric."""
+    comparison = SimpleNamespace(
+        sqnr_db=sqnr_db, loss=lambda: 0.0, model=SimpleNamespace(value=0.9)
+    )
+    outputs = Outputs((np.full((2, 3), output, np.float32),))
+    return SimpleNamespace(comparison=comparison, evaluation=SimpleNamespace(outputs=outputs))
+
+
+def test_outputs_of_nan_gain_nothing():
+    task = SimpleNamespace(compare=lambda model, other: SimpleNamespace(p_value=None))
+    sound = compared(20.0, 1.0)
+    broken = compared(None, np.nan)
+    assert not weigh("calib=mse", broken, sound, task).helps
+    mended = weigh("calib=mse", sound, broken, task)
+    assert mended.helps and mended.won_db == math.inf
 
 
 def test_a_change_that_was_not_tried_is_named_once():

@@ -16,6 +16,7 @@ from onnxruntime.quantization import (
 )
 
 from resnet8ptq.data.dataset import Split
+from resnet8ptq.exploration import file_check
 from resnet8ptq.exploration.file_check import find_cause
 from tests.exploration.test_tensors import SAMPLES, change, input_of, quantize, rename
 from tests.helpers import detectors
@@ -99,6 +100,16 @@ def test_scores_that_share_the_scale_of_boxes_are_named(cause_of, tmp_path):
     cause = cause_of(onnx.load(tmp_path / "theirs.onnx"), network, samples)
     assert cause.startswith("its output y joins")
     assert "values 4 to 5 one of" in cause
+
+
+def test_equal_scores_beside_noisy_boxes_are_not_called_lost():
+    random = np.random.default_rng(0)
+    boxes = random.uniform(50, 100, (4, 4, 9))
+    scores = random.uniform(0, 1, (4, 3, 9))
+    exact = np.concatenate([boxes, scores], axis=1)
+    noisy = exact.copy()
+    noisy[:, :4] += random.normal(0, 5, boxes.shape)
+    assert file_check._find_mixed_units(["y"], [noisy], [exact]) == ""
 
 
 def test_an_input_range_that_cuts_the_samples_is_named(cause_of, files):

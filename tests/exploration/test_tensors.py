@@ -549,3 +549,8 @@ def test_answers_are_settings_that_apply(finding):
     config = make_config("data=shapes", "per_channel=false")
     for change in step_table.answer(config, finding, ["node"]):
         assert change.apply(config) != config
+
+
+def test_a_run_that_chooses_its_nodes_gets_no_list_of_them():
+    config = make_config("data=shapes", "nodes_to_exclude=auto")
+    assert step_table.answer(config, step_table.UNLIKE_INPUTS, ["node"]) == []

@@ -18,7 +18,7 @@ from resnet8ptq.config.schema import CalibConfig, RunConfig
 from resnet8ptq.core.descriptor import find_search
 from resnet8ptq.core.records import names_of, unpack
 from resnet8ptq.data.dataset import Split
-from resnet8ptq.evaluation.evaluator import Quantized, baseline_config
+from resnet8ptq.evaluation.evaluator import Compared, Quantized, baseline_config
 from resnet8ptq.experiment import preparation, preprocessing_check, sample_check
 from resnet8ptq.experiment.recorder import Recorder
 from resnet8ptq.experiment.samples import SamplesByRole
@@ -41,7 +41,6 @@ from resnet8ptq.exploration.tensors.findings import Finding
 from resnet8ptq.exploration.tensors.spread import Spread
 from resnet8ptq.graph import qdq
 from resnet8ptq.models.model import Fp32Model
-from resnet8ptq.tasks.scoring.comparison import Comparison
 
 REMOVE = "remove the named calibration samples"
 OUTLIER_SAMPLE = "outlier among the calibration samples"
@@ -155,7 +154,7 @@ def _find_changes(
     return list(by_words.values())
 
 
-def _attempt(work: Workspace, config: RunConfig) -> Comparison:
+def _attempt(work: Workspace, config: RunConfig) -> Compared:
     """Quantize with these settings, with newly drawn calibration samples; compare with FP32."""
     drawn = work.samples.calibrated_with(config.calib.samples_per_class, config.seed)
     varied = replace(work.vary(config), samples=drawn)
@@ -170,9 +169,9 @@ def _quantize(work: Workspace) -> tuple[Quantized, Fp32Model]:
     return work.quantize(prepared, folder), prepared.network
 
 
-def _compare(work: Workspace, path: Path) -> Comparison:
+def _compare(work: Workspace, path: Path) -> Compared:
     """Compare an artifact with FP32 on the held-out samples."""
-    return work.evaluator.compare(path, work.samples.held_out).comparison
+    return work.evaluator.compare(path, work.samples.held_out)
 
 
 def _find_outliers(work: Workspace, network: Fp32Model) -> list[Outliers]:
@@ -190,17 +189,15 @@ def _find_outliers(work: Workspace, network: Fp32Model) -> list[Outliers]:
     return inputs or sample_check.find_inside(calib, network=path, samples=samples, runtime=runtime)
 
 
-def _leave_out(work: Workspace, others: SamplesByRole, reference: Comparison) -> Outcome:
+def _leave_out(work: Workspace, others: SamplesByRole, reference: Compared) -> Outcome:
     """Return the outcome of a calibration with the samples `others`, which lack the outliers."""
     quantized, _ = _quantize(replace(work, samples=others))
     compared = _compare(work, quantized.path)
-    return outcomes.weigh(
-        REMOVE, comparison=compared, reference=reference, task=work.evaluator.task
-    )
+    return outcomes.weigh(REMOVE, compared=compared, reference=reference, task=work.evaluator.task)
 
 
 def _halve(
-    work: Workspace, measured: TensorComparison, network: Fp32Model, reference: Comparison
+    work: Workspace, measured: TensorComparison, network: Fp32Model, reference: Compared
 ) -> Halves | None:
     """Score the network with only weights rounded, and with only activations rounded.
 
@@ -237,10 +234,10 @@ def _halve(
         path = work.scratch / "half.onnx"
         onnx.save(proto, path)
         label = f"Rounding the {name} alone"
-        compared = evaluator.compare(path, work.samples.held_out, label).comparison
+        compared = evaluator.compare(path, work.samples.held_out, label)
         words = f"({name} alone)"
         halves[name] = outcomes.weigh(
-            words, comparison=compared, reference=reference, task=work.evaluator.task
+            words, compared=compared, reference=reference, task=work.evaluator.task
         )
     return Halves(halves[WEIGHTS], halves[ACTIVATIONS], work.config.per_channel)
 

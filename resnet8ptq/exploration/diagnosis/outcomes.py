@@ -8,8 +8,9 @@ from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core.console import track
 from resnet8ptq.core.errors import PtqError
 from resnet8ptq.core.text import printable
+from resnet8ptq.evaluation.evaluator import Compared
+from resnet8ptq.experiment.layers.sensitivity import find_sqnr_db
 from resnet8ptq.exploration.search.changes import Change
-from resnet8ptq.tasks.scoring.comparison import Comparison
 from resnet8ptq.tasks.scoring.metric import DIGITS, Metric
 from resnet8ptq.tasks.scoring.statistics import SIGNIFICANCE
 from resnet8ptq.tasks.task import Task
@@ -25,7 +26,7 @@ class Outcome:
         words: the change; empty for the unchanged settings.
         value: the task's metric; NaN if the change could not be tried.
         won: the loss against FP32 that the change removes, see `Metric.loss`.
-        sqnr_db: SQNR of the output; infinite if the output equals FP32's, NaN if not tried.
+        sqnr_db: SQNR of the output, see `find_sqnr_db`; NaN if not tried.
         won_db: the gain in SQNR over the unchanged settings; minus infinite if not tried.
         p_value: p-value of the task's paired test against the unchanged settings; None without such
             a test.
@@ -65,37 +66,40 @@ class Outcome:
         )
 
 
-def weigh(words: str, comparison: Comparison, reference: Comparison, task: Task) -> Outcome:
+def weigh(words: str, compared: Compared, reference: Compared, task: Task) -> Outcome:
     """Return the outcome of a variant.
 
     Args:
         words: the change.
-        comparison: the comparison of the variant with FP32.
+        compared: the comparison of the variant with FP32.
         reference: the comparison of the unchanged settings with FP32.
     """
     before = unchanged(reference)
+    comparison = compared.comparison
+    unvaried = reference.comparison
     value = comparison.model.value
-    sqnr_db = _sqnr_db(comparison)
-    won = round(reference.loss() - comparison.loss(), DIGITS) + 0.0  # turns -0.0 into 0.0
+    sqnr_db = find_sqnr_db(compared)
+    won = round(unvaried.loss() - comparison.loss(), DIGITS) + 0.0  # turns -0.0 into 0.0
     gain = 0.0
     if sqnr_db != before.sqnr_db:  # inf - inf is NaN
         gain = sqnr_db - before.sqnr_db
-    p_value = task.compare(comparison.model, reference.model).p_value
+    p_value = task.compare(comparison.model, unvaried.model).p_value
     return Outcome(words, value, won, sqnr_db=sqnr_db, won_db=gain, p_value=p_value)
 
 
-Compare = Callable[[RunConfig], Comparison]
+Compare = Callable[[RunConfig], Compared]
 
 
-def unchanged(comparison: Comparison) -> Outcome:
+def unchanged(compared: Compared) -> Outcome:
     """Return the outcome of the unchanged settings."""
-    return Outcome("", comparison.model.value, won=0.0, sqnr_db=_sqnr_db(comparison), won_db=0.0)
+    value = compared.comparison.model.value
+    return Outcome("", value, won=0.0, sqnr_db=find_sqnr_db(compared), won_db=0.0)
 
 
 def attempt(
     config: RunConfig,
     changes: Sequence[Change],
-    reference: Comparison,
+    reference: Compared,
     task: Task,
     compare: Compare,
 ) -> list[Outcome]:
@@ -111,14 +115,9 @@ def attempt(
     outcomes = []
     for change in track(changes, "Trying changes", "changes"):
         try:
-            comparison = compare(change.apply(config))
+            compared = compare(change.apply(config))
         except PtqError as error:
             outcomes.append(Outcome(change.words, reason=printable(str(error))))
             continue
-        outcomes.append(weigh(change.words, comparison, reference, task))
+        outcomes.append(weigh(change.words, compared, reference, task))
     return sorted(outcomes, key=lambda outcome: (not outcome.helps, -outcome.won_db))
-
-
-def _sqnr_db(comparison: Comparison) -> float:
-    sqnr_db = comparison.sqnr_db  # None if the outputs are equal
-    return math.inf if sqnr_db is None else sqnr_db

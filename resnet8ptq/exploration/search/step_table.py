@@ -474,7 +474,9 @@ def answer(config: RunConfig, finding: str, nodes: Sequence[str]) -> list[Change
     widest = more if config.calib.name == "minmax" else calibrate("minmax")
     narrower = [] if config.calib.name == "percentile" else [calibrate("percentile")]
     per_channel = [] if config.per_channel else [PER_CHANNEL]
-    in_float = [leave_in_float(config, nodes)] if nodes else []
+    # With `auto`, the run chooses the nodes itself, and a list would replace its choice
+    lists_nodes = config.nodes_to_exclude != "auto"
+    in_float = [leave_in_float(config, nodes)] if nodes and lists_nodes else []
 
     # A fault without an entry has another cause than the settings
     changes = {
