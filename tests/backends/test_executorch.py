@@ -289,6 +289,16 @@ def test_a_program_of_other_results_is_unsupported(chain, tmp_path, monkeypatch)
         lower(chain, tmp_path)
 
 
+def test_a_program_that_returns_nan_is_unsupported(monkeypatch):
+    def load(content: bytes, threads: int):
+        return lambda batch: [np.full_like(batch, np.nan)]
+
+    monkeypatch.setattr(executorch_quantizer.predictor, "LoadedProgram", load)
+    monkeypatch.setattr(executorch_quantizer, "infer", lambda module, batch: [batch])
+    with pytest.raises(UnsupportedError, match="computes other values"):
+        executorch_quantizer._check_run(b"", None, Split(PICTURES, None, "made"))
+
+
 @needs_executorch
 @pytest.mark.parametrize(
     ("kind", "settings"),

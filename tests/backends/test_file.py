@@ -12,8 +12,8 @@ from ai_edge_litert import schema_py_generated as schema
 from onnx import TensorProto, helper, numpy_helper, parser
 
 from resnet8ptq.backends.contract import Predictor, Quantizer
-from resnet8ptq.backends.file import predictor, reading, tflite_file
-from resnet8ptq.backends.file.contents import Contents, Port, rounded
+from resnet8ptq.backends.file import openvino_file, predictor, reading, tflite_file
+from resnet8ptq.backends.file.contents import Contents, Layer, Port, rounded
 from resnet8ptq.backends.file.matching import match_inputs, match_outputs
 from resnet8ptq.backends.onnx.options import OnnxConfig
 from resnet8ptq.backends.openvino import archive
@@ -254,6 +254,21 @@ def test_an_onnx_file_under_openvinos_name_is_refused(tmp_path, cache_root, suff
     path.with_suffix(".bin").write_bytes(b"")
     with pytest.raises(ConfigError, match=r"^backend\.path: .*root element is not <net>"):
         reading.admit(path, cache_root)
+
+
+def test_an_archive_with_a_suffix_in_capitals_is_read_whole(tmp_path):
+    path = tmp_path / "OWN.ZIP"
+    path.write_bytes(archive.pack(b"<net>", b""))
+    assert openvino_file.fetch(path) == path.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("activations", "execution"),
+    [("float32", "weights only, computed in float"), ("int8", "simulated")],
+)
+def test_weights_alone_in_a_program_of_torch_are_not_simulated(activations, execution):
+    layer = Layer("aten.linear.default", "linear", "int8", activations)
+    assert Contents("", "", (), (), (layer,), {}, simulated=True).execution == execution
 
 
 def test_the_weights_beside_openvinos_file_are_part_of_its_hash(tmp_path):

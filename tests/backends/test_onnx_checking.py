@@ -26,6 +26,20 @@ def test_a_wrong_optimizer_is_found_and_named(caplog):
     assert "it.onnx" in caplog.text and "Pad_Fusion" in caplog.text
 
 
+def test_an_optimizer_that_makes_nan_is_named(caplog):
+    samples = np.random.default_rng(0).normal(size=(16, 8)).astype(np.float32)
+
+    def open_file(optimized=True, without=()):
+        is_wrong = optimized and "Pad_Fusion" not in without
+        return lambda batch: [batch * np.float32(np.nan if is_wrong else 1)]
+
+    def open_fp32():
+        return lambda batch: [batch + 0.1]
+
+    checking.compare_kernels("it.onnx", open_file, open_fp32, Split(samples, None, "made"))
+    assert "it.onnx" in caplog.text and "Pad_Fusion" in caplog.text
+
+
 def test_a_right_file_is_not_warned_about(caplog):
     samples = np.random.default_rng(0).random((20, 1, 4, 4), np.float32)
 

@@ -185,7 +185,7 @@ def _count_layers(operators: Sequence[contents.Operator]) -> tuple[int, int]:
 def _check_run(content: bytes, module: Any, calibration: Split) -> None:
     """Run one sample, if there is one; raise `UnsupportedError` for errors or wrong outputs.
 
-    Float outputs are wrong if their noise exceeds the signal, the outputs of `module`.
+    Float outputs are wrong if their noise exceeds the signal, the outputs of `module`, or is NaN.
     """
     why = "backend=executorch: the runtime cannot run the file"
     mend = "try backend=onnx"
@@ -199,7 +199,8 @@ def _check_run(content: bytes, module: Any, calibration: Split) -> None:
             if expected.dtype != np.float32:  # class numbers may change with ties
                 continue
             noise = np.square(output - expected, dtype=np.float64).sum()
-            if noise > np.square(expected, dtype=np.float64).sum():
+            signal = np.square(expected, dtype=np.float64).sum()
+            if np.isfinite(signal) and not noise <= signal:  # also for outputs of NaN
                 raise UnsupportedError(
                     "backend=executorch: the lowered program computes other values than the "
                     f"program for torch (noise / signal > 1); {mend}"

@@ -177,13 +177,11 @@ class Contents:
     @property
     def execution(self) -> str:
         """See `backends.contract.Resolved`; files without integer weights compute in float."""
-        if self.simulated:
-            return "simulated"
         if not self.quantized:
             return "float"
         if all(layer.activations in FLOATS for layer in self.quantized):
             return "weights only, computed in float"
-        return "integer"
+        return "simulated" if self.simulated else "integer"
 
     @classmethod
     def of_json(cls, values: Mapping[str, Any]) -> "Contents":

@@ -35,7 +35,7 @@ def fetch(path: Path) -> bytes:
     Raises:
         ModelError: the .bin file is missing or a link.
     """
-    if path.suffix == archive.SUFFIX:
+    if path.suffix.lower() == archive.SUFFIX:
         return files.read_bytes(path, _MAX_BYTES)
     weights = path.with_suffix(".bin")
     if not weights.is_file() or weights.is_symlink():

@@ -16,7 +16,6 @@ from resnet8ptq.backends import kernel_noise
 from resnet8ptq.backends.contract import Predict
 from resnet8ptq.backends.kernel_noise import KernelNoise
 from resnet8ptq.data.dataset import Split
-from resnet8ptq.tasks.scoring.distortion import sqnr_db
 
 log = logging.getLogger(__name__)
 
@@ -118,8 +117,8 @@ def find_optimizer(
     """
     for optimizer in OPTIMIZERS:
         outputs = open_file(without=[optimizer])(samples)
-        sqnr = sqnr_db(defined, outputs)
-        if sqnr is None or sqnr >= max(LIMIT_DB, kernels_db + 3):  # +3 dB halves the noise
+        sqnr = kernel_noise.measure_db(defined, outputs)
+        if sqnr >= max(LIMIT_DB, kernels_db + 3):  # +3 dB halves the noise
             return optimizer
     return None
 
