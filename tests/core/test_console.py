@@ -7,6 +7,7 @@ from rich.console import Console
 
 from resnet8ptq.core import console
 from resnet8ptq.core.console import print_table
+from resnet8ptq.core.watch import Watch
 
 
 def test_a_quick_step_leaves_no_line(capsys):
@@ -15,15 +16,17 @@ def test_a_quick_step_leaves_no_line(capsys):
     assert capsys.readouterr().err == ""
 
 
-def test_running_steps_are_known_until_they_end_or_are_abandoned():
+def test_running_steps_are_known_until_they_end_or_are_abandoned(monkeypatch):
+    watch = Watch(lambda line: None)  # that of the process may have steps of failed tests
+    monkeypatch.setattr(console, "_watch", watch)
     with console.waiting("Converting"):
         steps = console.track(range(4), "Running", "layers")
         next(steps)
         next(steps)
-        assert [step.label for step in console._watch.steps] == ["Converting", "Running"]
-        assert console._watch.steps[-1].describe().startswith("Running: 1 of 4 layers")
+        assert [step.label for step in watch.steps] == ["Converting", "Running"]
+        assert watch.steps[-1].describe().startswith("Running: 1 of 4 layers")
         steps.close()
-    assert not console._watch.steps
+    assert not watch.steps
 
 
 def test_a_line_is_one_line_without_markup(capsys):
