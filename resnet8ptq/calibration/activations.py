@@ -1,9 +1,9 @@
 """Activation ranges of a network on the calibration samples, measured once for all runs.
 
 The statistics of a tensor do not depend on dtype, granularity or framework, and one histogram
-serves several methods. Therefore ONNX Runtime runs the ONNX graph, every float tensor is
-observed, and the cache keeps the statistics and the ranges of each method for all later runs. The
-statistics of a tensor after a Reshape or Relu usually follow from those of its input.
+serves several methods. Therefore ONNX Runtime runs the ONNX graph, and the cache keeps the
+statistics of every float tensor and the ranges of each method for all later runs. The statistics
+of a tensor after a Reshape or Relu usually follow from those of its input.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Reads activation ranges that another program, another network's run, or a person wrote.
+"""Reads activation ranges from JSON files of runs, of other programs, or written by hand.
 
 Formats: `calibration.json` of any run; ONNX Runtime's `TensorQuantOverrides` as JSON; AIMET's
 encodings, versions 0.6, 1.0 and 2.0

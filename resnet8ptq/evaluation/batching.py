@@ -151,7 +151,10 @@ def find_batching(
 def _find_fastest(
     load: Load, split: Split, sizes: Sequence[int], ways: Sequence[tuple[int, int]]
 ) -> Batching:
-    """Return the fastest batch size with its fastest way (threads of a batch, batches at once)."""
+    """Return the fastest batch size with its fastest way (threads of a batch, batches at once).
+
+    One thread for a batch wins, unless several take less than the share `MARGIN` of its time.
+    """
     # Find the fastest batch size, with the most batches at once
     widest = max(ways, key=_at_once)
     times: dict[Batching, float] = {}

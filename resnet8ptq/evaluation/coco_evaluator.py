@@ -63,6 +63,7 @@ class CocoEvaluator:
 
         Raises:
             ConfigError: `head` in the settings is unknown.
+            DataError: a picture cannot be read.
             ModelError: no single head fits the outputs.
             ValueError: the reader lacks annotations or `is_evaluation`, or a picture was run
                 before.

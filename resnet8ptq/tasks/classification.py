@@ -79,8 +79,8 @@ class ClassScores(Scores):
     """Probabilities [n, classes] of one model, and labels [n].
 
     Attributes:
-        logits: the input of the softmax for the first m <= n samples [m, classes]; None if it is
-            not known.
+        logits: the input of the softmax for the first m samples [m, classes]; None if it is not
+            known.
         threshold: with two classes, the second is predicted above this probability; None if the
             largest probability decides.
     """

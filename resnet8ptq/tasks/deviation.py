@@ -50,7 +50,7 @@ class RelativeError(Metric):
     limit_key: str = "min_sqnr_db"
 
     def limit(self, limits: ReportConfig) -> float:
-        """Return the noise over the signal at the smallest SQNR; 25 dB are 0.3%."""
+        """Return the noise over the signal at the smallest accepted SQNR; 25 dB are 0.3%."""
         return float(10 ** (-limits.min_sqnr_db / 10))
 
     def loss(self, model: Scores, baseline: Scores, fair: bool = False) -> float:

@@ -171,7 +171,7 @@ def _doubt(baseline: MultilabelScores, expected: float | None) -> str | None:
     shares = baseline.labels.mean(axis=0)
     chance = float(shares[shares > 0].mean())
     interval = baseline.per_sample.interval
-    shown = f"mAP {MAP.show(baseline.value)} (of scores in random order {MAP.show(chance)})"
+    shown = f"mAP {MAP.show(baseline.value)} (of equal scores {MAP.show(chance)})"
     if interval[0] <= chance:
         return f"NEAR CHANCE, {shown}"
     return doubt_below(shown, interval, expected)

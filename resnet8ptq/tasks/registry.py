@@ -74,8 +74,8 @@ def make(config: TaskConfig, context: TaskContext) -> Task:
     """Return the task that the settings name, or with `task=auto` the one that fits, see `choose`.
 
     Raises:
-        ConfigError: the name is unknown or stands alone without the task's settings, or the data or
-            `task.join` do not fit.
+        ConfigError: the name is unknown or stands alone without the task's settings, or
+            settings or data do not fit.
         ModelError: the outputs of the network do not fit.
     """
     if config.name == AUTO:

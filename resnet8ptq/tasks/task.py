@@ -63,7 +63,7 @@ class Scope:
     """The part of the outputs and of the samples that a task scores.
 
     Attributes:
-        output: the index of the scored output; None if all are scored.
+        output: the index of the scored array in `Outputs.values`; None if all are scored.
         reduction: reduces the outputs of a batch to the needed part; None keeps all.
         params: further MLflow params of a run, such as the head of a detector.
         joins_groups: whether samples of a group are scored as one.
@@ -136,7 +136,7 @@ class TaskFiles:
         documents: other texts by file name.
         figures: figures by file name.
         captions: the caption of each figure by its file name.
-        answers: the predicted classes of model and baseline; None if answers are not classes.
+        answers: the predicted classes of model and baseline; None if the task has none.
     """
 
     arrays: Callable[[Comparison], dict[str, Array]] = _keep_paired

@@ -62,7 +62,7 @@ class Replicates(SampleValues):
     def margin(self, baseline: Self, metric: Metric, limit: float, items: int) -> Margin:
         """Return the margin, from the spread and the skewness of the replicates.
 
-        If all replicates are equal to those of the baseline, no item has changed. For a bounded
+        If all replicates are equal to those of the baseline, no item shows a change. For a bounded
         metric, the margin is then that of `Margin.unchanged`. Its number of items is that of the
         smallest class, which may have all of the loss, times the number of classes; at most
         `items`.

@@ -95,7 +95,7 @@ class Metric:
         return loss * abs(baseline)
 
     def limit(self, limits: ReportConfig) -> float:
-        """Return the largest loss that passes."""
+        """Return the largest accepted loss."""
         return limits.max_drop
 
     def say_limit(self, limit: float) -> str:

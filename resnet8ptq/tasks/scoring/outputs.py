@@ -23,13 +23,12 @@ Reduction = Callable[[Sequence[Array], Array], tuple[Array, ...]]
 
 @dataclass(frozen=True)
 class Outputs:
-    """The outputs of a model for n samples.
+    """The outputs of a model for n samples, or n joined groups.
 
     Attributes:
         values: every output [n, ...] in the network's order, or the arrays that the task has made
             of them.
-        logits: the input of the softmax for the first m <= n samples [m, ...]; None if it is not
-            known.
+        logits: the input of the softmax for the first m samples [m, ...]; None if it is not known.
         final: the kind of the network's outputs: `PROBABILITIES`, `LOGITS` or `VALUES`; also
             `PROBABILITIES` once a task has made them from logits.
         raw: with a reduction, the network's outputs for the first batches; with joined samples, the
