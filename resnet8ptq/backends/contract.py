@@ -436,7 +436,7 @@ def refuse_empty(framework: str, graph: onnx.GraphProto, advice: str = "") -> No
         advice: text at the end of the message of `QuantizationError`, such as a mend.
 
     Raises:
-        UnsupportedError: `find_stacks` lists every layer, and the framework has no integer kernel
+        UnsupportedError: `find_stacks` lists every layer; most frameworks have no integer kernel
             for such products.
         QuantizationError: any other reason.
     """

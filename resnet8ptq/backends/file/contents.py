@@ -114,7 +114,7 @@ class Layer:
     """A layer with weights, such as a convolution, a matrix product or an LSTM.
 
     Attributes:
-        weights: the stored dtype of the weights, such as `int4`.
+        weights: the dtype in which the weights are stored or rounded, such as `int4`.
         activations: the dtype of the layer's data at inference, such as `uint8`.
     """
 
@@ -154,7 +154,7 @@ class Contents:
 
     @property
     def quantized(self) -> list[Layer]:
-        """The layers with integer weights, see `Layer.is_quantized`."""
+        """The layers that are quantized, see `Layer.is_quantized`."""
         return [layer for layer in self.layers if layer.is_quantized]
 
     @property
@@ -166,7 +166,7 @@ class Contents:
 
     @property
     def weight_dtype(self) -> str:
-        """The stored dtypes of the layers in `narrowed`, the most frequent first."""
+        """The weight dtypes of the layers in `narrowed`, the most frequent first."""
         return _listed(map(attrgetter("weights"), self.narrowed))
 
     @property
@@ -176,7 +176,7 @@ class Contents:
 
     @property
     def execution(self) -> str:
-        """See `backends.contract.Resolved`; files without integer weights compute in float."""
+        """See `backends.contract.Resolved`; files without quantized layers compute in float."""
         if not self.quantized:
             return "float"
         if all(layer.activations in FLOATS for layer in self.quantized):

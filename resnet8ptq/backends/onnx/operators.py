@@ -30,7 +30,7 @@ def count_kernels(operators: Mapping[str, int]) -> tuple[int, int]:
 
 
 def find_quantized() -> frozenset[str]:
-    """Return the ONNX operators that ONNX Runtime quantizes in QDQ or in QOperator format."""
+    """Return the operators that ONNX Runtime quantizes in QDQ or in QOperator format."""
     from onnxruntime.quantization.registry import QLinearOpsRegistry
 
     return find_in_qdq() | frozenset(QLinearOpsRegistry)

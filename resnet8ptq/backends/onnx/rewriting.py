@@ -200,8 +200,9 @@ def find_not_fused(graph: onnx.GraphProto, qoperator: bool) -> list[str]:
     The quantizer removes a Relu or Clip because the range of its output clips the values. However,
     a range in 8 bits includes 0, unlike the interval of some Clips. Clips whose interval is unknown
     are returned too. In QOperator format the quantizer also removes a Relu or Clip whose input
-    keeps another range: an input that other nodes read, or that has the scale of an earlier tensor
-    (`_SAME_SCALE`). That format also clips the constant of a Pad to the range of the Pad's input.
+    keeps another range: an input that other nodes read or the graph returns, or that has the scale
+    of an earlier tensor (`_SAME_SCALE`). That format also clips the constant of a Pad to the range
+    of the Pad's input.
 
     Args:
         qoperator: whether the file has QOperator format.

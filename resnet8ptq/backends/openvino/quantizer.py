@@ -124,7 +124,7 @@ class OpenvinoQuantizer(RunsInOpenvino):
     def quantize(
         self, model: Fp32Model, decisions: Decisions, calibration: Split, folder: Path
     ) -> Artifact:
-        """Write the ONNX file; a quantized one lacks the patterns that OpenVINO computes wrongly.
+        """Write the ONNX file; one for integer kernels passes through `avoid_faults`.
 
         Raises:
             UnsupportedError: OpenVINO cannot compile the quantized file, or computes every layer in

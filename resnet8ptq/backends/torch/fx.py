@@ -196,7 +196,7 @@ def quantize(
 
 
 def _preset_ranges(observers: list[tuple[str, RangeObserver]], activations: Activations) -> None:
-    """Preset each observer to a range that covers the ranges of its tensors.
+    """Preset the observers whose tensors have ranges, each to a range that covers these.
 
     The range of a tensor is preset or calibrated. If some tensors of an observer have preset
     ranges, the others' ranges do not count.
