@@ -408,9 +408,9 @@ class Evaluator:
         return self.task.score(outputs, inference.targets_of(samples))
 
 
-def _warn_of_batch(backend: str, batch_size: int, sqnr_db: float | None) -> None:
+def _warn_of_batch(backend: str, batch_size: int, sqnr_db: float) -> None:
     """Warn if the outputs of a sample depend on its batch, see `find_batch_sqnr_db`."""
-    if sqnr_db is not None and sqnr_db < inference.BATCH_DB:
+    if sqnr_db < inference.BATCH_DB:
         log.warning(
             "backend=%s: the outputs of a sample alone and in a batch of %d differ, by an SQNR of "
             "%.1f dB: a kernel is wrong; try evaluate.batch_size=1, or another backend",

@@ -1,5 +1,6 @@
 """Runs a model on a split of a data set, and collects its outputs, logits and targets."""
 
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -9,11 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from resnet8ptq.backends.contract import Predictor
+from resnet8ptq.backends.kernel_noise import measure_db
 from resnet8ptq.core.console import track
 from resnet8ptq.core.errors import ModelError
 from resnet8ptq.data.dataset import Split
 from resnet8ptq.evaluation.batching import Batching, run_all
-from resnet8ptq.tasks.scoring.distortion import sqnr_db
 from resnet8ptq.tasks.scoring.outputs import PROBABILITIES, Array, Outputs, Reduction, Targets
 
 LOGIT_SAMPLES = 1000
@@ -100,7 +101,7 @@ def _run(
 
 def find_batch_sqnr_db(
     copy: Predictor, split: Split, evaluation: Evaluation, reduced: bool
-) -> float | None:
+) -> float:
     """Return the SQNR in dB of the last samples of the first batch, beside the same samples alone.
 
     A kernel may compute large batches wrongly, which a check of few samples cannot see: torch
@@ -110,20 +111,21 @@ def find_batch_sqnr_db(
         reduced: whether the task has reduced the outputs; their first raw ones are compared then.
 
     Returns:
-        The SQNR of the worst output; None if all are equal, or if nothing is compared: for texts,
-        for a batch of few samples, and without a row for each sample.
+        The SQNR of the worst output, see `measure_db`. It is infinite without a difference, and if
+        nothing is compared: for texts, for a batch of few samples, and without a row for each
+        sample.
     """
     size = split.limit(evaluation.batching.batch_size)
     if split.lengths is not None or not ALONE < size <= len(split):
-        return None
+        return math.inf
     outputs = evaluation.outputs.raw if reduced else evaluation.outputs.values
     last = slice(size - ALONE, size)
     in_batch = [values[last] for values in outputs]
     [batch] = split.take(np.arange(size)[last]).batches(ALONE)
     alone = copy.predict(batch)
     if [values.shape for values in in_batch] != [values.shape for values in alone]:
-        return None
-    return sqnr_db(alone, in_batch)
+        return math.inf
+    return measure_db(alone, in_batch)
 
 
 def extend(before: Evaluation | None, after: Evaluation) -> Evaluation:

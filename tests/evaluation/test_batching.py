@@ -254,7 +254,8 @@ def test_an_output_without_one_row_for_each_sample_is_refused(kept):
         inference.infer([copy], images(4), Batching(1, 1))
 
 
-def test_a_kernel_that_is_wrong_in_large_batches_is_named(monkeypatch, tmp_path, caplog):
+@pytest.mark.parametrize("wrong", [0.5, np.nan])
+def test_a_kernel_that_is_wrong_in_large_batches_is_named(monkeypatch, tmp_path, caplog, wrong):
     backend = Counting(monkeypatch, lambda tried: 1.0)
     exact = backend.load
 
@@ -264,7 +265,7 @@ def test_a_kernel_that_is_wrong_in_large_batches_is_named(monkeypatch, tmp_path,
 
         def fail_after_four(batch: np.ndarray) -> tuple[np.ndarray]:
             [values] = predict(batch)
-            values[4:] = 0.5
+            values[4:] = wrong
             return (values,)
 
         loaded.predict = fail_after_four
