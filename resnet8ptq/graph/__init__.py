@@ -1,1 +1,1 @@
-"""ONNX graphs: layers, attention, weights, links, passes, sessions, and torch modules."""
+"""ONNX graphs: reading, rewriting and running them, and conversion to torch modules."""

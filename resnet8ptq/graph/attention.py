@@ -46,9 +46,15 @@ def attention_products(graph: onnx.GraphProto) -> dict[str, onnx.NodeProto]:
     products = [node for node in find_attention(graph) if node.op_type == "MatMul"]
     if not products:
         return {}
-    layers = [*weight_layers(graph).values()]
-    names = short_names([*layers, *products])[len(layers) :]
-    return dict(zip(names, products, strict=True))
+    layers = weight_layers(graph)
+    names = short_names([*layers.values(), *products])[len(layers) :]
+    by_name = {}
+    for name, product in zip(names, products, strict=True):
+        # Without the products, the names of the layers may lack further parts, and be equal
+        while name in layers:
+            name = f"{name}.product"
+        by_name[name] = product
+    return by_name
 
 
 def find_attention(graph: onnx.GraphProto) -> list[onnx.NodeProto]:

@@ -47,8 +47,8 @@ class RoundedActivation:
     Attributes:
         name: the name in the FP32 graph.
         dequantized: the name in the quantized graph, after rounding.
-        layer: name of the producer, or of the node before it if the producer is a Relu or Clip;
-            empty for an input of the network.
+        layer: name of the producer, or of the node before it if the producer is a Relu or Clip that
+            follows a node; empty for an input of the network.
         nodes: names of the producer, of `layer` and of the readers; if all stay in float, the
             tensor is not rounded.
         scale: distance between two neighbouring levels.

@@ -159,11 +159,11 @@ def _set_outputs(graph: onnx.GraphProto, names: Sequence[str]) -> None:
 
 
 def keep_apart(proto: onnx.ModelProto, names: Sequence[str]) -> onnx.ModelProto:
-    """Return a copy in which ONNX Runtime does not fuse the producers of these tensors.
+    """Return a copy in which ONNX Runtime fuses no reader of these tensors into their producers.
 
-    Fusion changes the last bits of values. ONNX Runtime fuses a node only if its output has a
-    single reader, so a second node reads each tensor. This node's result, the tensor's size, is a
-    further output of the copy.
+    Fusion changes the last bits of values. ONNX Runtime fuses two nodes only if the tensor between
+    them has a single reader, so a second node reads each tensor. This node's result, the tensor's
+    size, is a further output of the copy. The producer may still be fused with the node before it.
     """
     nodes = list(proto.graph.node)
     apart = copy.deepcopy(proto)

@@ -1,7 +1,7 @@
 """Replaces an If by one of its branches, if the condition does not depend on the samples.
 
 Exporters keep both branches if the condition depends on a shape, or on an input that all samples
-share, such as a sampling rate. No backend quantizes the layers inside an If.
+share, such as a sampling rate. No backend quantizes the layers inside an If of an ONNX graph.
 """
 
 import itertools

@@ -74,7 +74,7 @@ def read_contract(graph: onnx.GraphProto) -> Contract:
 
     Raises:
         ModelError: an input or output is not a tensor, or has no dtype; the dtype of texts is
-        `object`.
+            `object`.
     """
     inputs = graph_inputs(graph)
     batch: int | None = None

@@ -518,15 +518,18 @@ def _name_difference(proto: onnx.ModelProto, samples: SampleArray) -> str:
 
 
 def compare_outputs(got: Outputs, expected: Outputs, final: str, label: str) -> float:
-    """Return the largest difference of probabilities, or of other outputs relative to the largest.
+    """Return the largest difference between the outputs.
+
+    Probabilities differ in absolute terms, other outputs relative to the largest absolute value of
+    the expected output.
 
     Args:
         final: see `find_final`; top-1 classes of `values` are not compared.
         label: the framework and file, for messages.
 
     Raises:
-        ParityError: a shape differs, the difference exceeds the tolerance, a top-1 class differs
-            without a tie, or `expected` has NaN or infinity.
+        ParityError: a shape differs, the difference exceeds the tolerance or is NaN, a top-1 class
+            differs without a tie, or `expected` has NaN or infinity.
     """
     differences = [0.0]
     flipped = 0

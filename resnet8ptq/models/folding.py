@@ -67,7 +67,7 @@ class Folding:
 def fold_batch_norms(unfolded: Path, folded: Path) -> Folding:
     """Write the graph `unfolded` to `folded`, with batch normalization folded into layers.
 
-    ONNX Runtime's own preprocessing folds it into convolutions, `fold_into_layers` into other
+    ONNX Runtime's own preprocessing folds it into Conv and MatMul, `fold_into_layers` into other
     layers. Keras 3 exports batch normalization as Mul and Add, which are folded as well. A failure
     is recorded, not raised, because the unfolded graph can still be quantized.
     """

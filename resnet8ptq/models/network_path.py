@@ -65,7 +65,7 @@ def locate(config: ModelConfig, data_name: str) -> Path:
 def hash_network(config: ModelConfig, source: Path) -> str:
     """Return a hexadecimal hash of all sources of the network.
 
-    These are the files, `model.inputs` and `model.outputs`; for a module also its path, its
+    These are the files, `model.inputs` and `model.outputs`; for a module also its dotted path, its
     arguments, and the `.py` files of its top-level package, or its file.
 
     Args:

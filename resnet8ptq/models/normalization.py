@@ -513,10 +513,11 @@ def write_explicitly(proto: onnx.ModelProto) -> onnx.ModelProto:
 def write_paddings(proto: onnx.ModelProto) -> None:
     """Replace `SAME_UPPER` and `SAME_LOWER` by explicit paddings, in place, if sizes are known.
 
-    onnx2torch lacks both modes. They give ceil(size / stride) outputs along an axis, and size *
-    stride for a ConvTranspose. The larger half of an odd padding is at the end for `SAME_UPPER`, at
-    the beginning for `SAME_LOWER`. A ConvTranspose with `output_shape` or `output_padding` keeps
-    `auto_pad`, because these attributes change the paddings.
+    onnx2torch lacks both modes. They give ceil(size / stride) outputs along an axis. A
+    ConvTranspose gives size * stride, or fewer if its kernel is shorter than the stride. The larger
+    half of an odd padding is at the end for `SAME_UPPER`, at the beginning for `SAME_LOWER`. A
+    ConvTranspose with `output_shape` or `output_padding` keeps `auto_pad`, because these attributes
+    change the paddings.
     """
     sizes: dict[str, list[int]] = {}
     for node in proto.graph.node:
@@ -661,8 +662,8 @@ def _pad_with_zeros(
 def write_group_norms(model: ir.Model, sizes: Sizes) -> None:
     """Replace each GroupNormalization of known sizes by an instance normalization of its groups.
 
-    ONNX Runtime would replace it by about twenty operators with computed shapes, which torch cannot
-    trace.
+    ONNX Runtime would replace it by twenty to thirty operators with computed shapes, which torch
+    cannot trace.
     """
     by_group = model.opset_imports[""] < _SCALES_BY_CHANNEL
     for node in nodes_of(model, "GroupNormalization"):
@@ -718,7 +719,8 @@ def avoid_quantizer_names(model: ir.Model) -> None:
     """Rename tensors whose names ONNX Runtime's quantizer would give to its own tensors.
 
     The quantizer names a tensor's scale after the tensor, without checking that the name is free.
-    If the conflicting name is an input's or output's, the other tensor is renamed.
+    If the conflicting name is an input's or output's, the other tensor is renamed. Inputs and
+    outputs keep their names.
     """
     names: set[str] = set()
     for node in model.graph.all_nodes():

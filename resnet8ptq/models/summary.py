@@ -57,8 +57,8 @@ class Summary:
         converted: the backends whose own converter quantizes the whole network.
         left: number of nodes by operator that stay in float by default because of attention; the
             converters of `converted` quantize these nodes.
-        inner_layers: number of layers inside operators such as If or Loop, by that operator; no
-            backend quantizes such layers.
+        inner_layers: number of layers inside operators such as If or Loop, by that operator; only
+            the converters of `converted` may quantize such layers.
         lacking: the operators that a backend cannot run, by backend, see `Backend.lacks`.
         unfolded_norms: number of BatchNormalization nodes that stay, see `count_unfolded_norms`.
     """

@@ -5,7 +5,7 @@ import onnx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from onnx import parser
+from onnx import numpy_helper, parser
 
 from resnet8ptq.graph.attention import (
     attention_products,
@@ -29,6 +29,21 @@ def test_products_have_names_beside_those_of_the_layers():
     graph = transformers.build().graph
     assert list(attention_products(graph)) == transformers.PRODUCTS
     assert list(weight_layers(graph)) == transformers.LAYERS
+
+
+def test_products_in_another_scope_than_all_layers_have_other_names():
+    graph = parse(
+        "q = MatMul(x, w); k = MatMul(x, w); s = MatMul(q, k); p = Softmax(s); y = MatMul(p, x)"
+    )
+    graph.initializer.append(numpy_helper.from_array(np.eye(4, dtype=np.float32), "w"))
+    names = ["net/heads/b", "net/heads/c", "net/b", "net/softmax", "net/c"]
+    for node, name in zip(graph.node, names, strict=True):
+        node.name = name
+    layers = weight_layers(graph)
+    products = attention_products(graph)
+    assert list(layers) == ["b", "c"]
+    assert [node.name for node in products.values()] == ["net/b", "net/c"]
+    assert products.keys().isdisjoint(layers)
 
 
 @given(

@@ -352,7 +352,7 @@ def _reasons_against(proto: onnx.ModelProto) -> Iterator[str]:
 
 
 def _reasons_not_to_quantize(proto: onnx.ModelProto) -> Iterator[str]:
-    """Yield why quantization would fail: no layers, or layers whose weights are not FP32."""
+    """Yield why quantization would fail: it finds nothing, or weights of layers are not FP32."""
     weights = []
     for layer, tensor in find_weights(proto.graph):
         if tensor.data_type not in _INDICES:
