@@ -37,7 +37,7 @@ def find_quantized() -> frozenset[str]:
 
 
 def find_in_qdq() -> frozenset[str]:
-    """Return the ONNX operators that ONNX Runtime quantizes in QDQ format."""
+    """Return the operators that ONNX Runtime quantizes in QDQ format."""
     from onnxruntime.quantization.registry import QDQRegistry
 
     return frozenset(QDQRegistry)

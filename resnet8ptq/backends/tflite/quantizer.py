@@ -2,8 +2,8 @@
 
 `backend.flow` names the converter; `options.choose_flow` gives its default. With `convert`,
 TensorFlow's converter converts and quantizes Keras files and SavedModels. With `onnx2tf`, onnx2tf
-converts the ONNX graph of any network, and ai-edge-quantizer quantizes the result. A float .tflite
-file is its own FP32 baseline with `convert`.
+converts the ONNX graph of a network in any format, and ai-edge-quantizer quantizes the result. A
+float .tflite file is its own FP32 baseline with `convert`.
 
 TensorFlow's converter is the deployment path of MLPerf Tiny. The converter folds, calibrates and
 places scales itself, so few settings apply; `resolve` and `fit` refuse others with a reason. After
