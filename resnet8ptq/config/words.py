@@ -133,19 +133,35 @@ def is_group(key: str) -> bool:
 def is_plain(word: str) -> bool:
     """Return whether a setting from another person is safe to repeat.
 
-    The key must be a group or in the schema, and name no code, command, store or cache. The setting
-    must not delete a key. The value must not be a sweep, import code or refer to other values
-    (`${...}`). Lists and dicts are safe if their values are.
+    The key must be a group or in the schema, and name no code, command, store or cache; nor may a
+    key in a dict. The setting must not delete a key. The value must not be a sweep, import code or
+    refer to other values (`${...}`). Lists are safe if their values are.
     """
     try:
         override = parse(word)
     except ConfigError:
         return False
     key = override.key_or_group
-    if override.is_delete() or override.is_sweep_override() or key.startswith(_OF_OTHERS):
+    if override.is_delete() or override.is_sweep_override():
+        return False
+    value = override.value()
+    if any(name.startswith(_OF_OTHERS) for name in _list_keys(key, value)):
         return False
     known = key in (*_GROUPS, "model", "experiment") or bool(find_fields(key))
-    return known and _is_plain_value(override.value())
+    return known and _is_plain_value(value)
+
+
+def _list_keys(key: str, value: Any) -> list[str]:
+    """Return the key of a setting, and the full keys in a dict that is its value.
+
+    >>> _list_keys("model", {"path": "my.onnx"})
+    ['model', 'model.path']
+    """
+    keys = [key]
+    if isinstance(value, dict):
+        for name, item in value.items():
+            keys += _list_keys(f"{key}.{_unquote(name)}", item)
+    return keys
 
 
 # Prefixes of settings that run code or a command, or name another user's store or cache.
@@ -431,7 +447,7 @@ def _check_once(override: Override, twice: Mapping[str, Collection[str]]) -> Non
 
 
 def _check_values(override: Override, local: bool) -> None:
-    """Raise `ConfigError` for a value outside its limits.
+    """Raise `ConfigError` for a value outside its limits, or a path that does not exist.
 
     Args:
         local: whether the jobs run here, so that files must exist and threads have CPUs.

@@ -138,6 +138,8 @@ def test_a_card_holds_no_html_and_its_commands_keep_their_words(text):
         *("task.metric._target_=os.system", "+task.metric={_target_:os.system}", "cache_dir=/x"),
         *("model.name=${oc.env:HOME}", "model.inputs={_target_:os.system}", "no_such_key=1"),
         *("+x=1", "~data", "dtype=int8,uint8", "@x", "", "tracking.root=x"),
+        *("model={module: subprocess.Popen}", "+model={path: a, module_args: {args: [x]}}"),
+        *("task={metric: {name: x}}", "task={'metric': x}"),
     ],
 )
 def test_only_plain_settings_of_others_are_repeated(word, tmp_path, monkeypatch):
@@ -158,7 +160,13 @@ def test_only_plain_settings_of_others_are_repeated(word, tmp_path, monkeypatch)
     [
         *("dtype=int8", "backend=onnx", "calib.percentile=99.9", "+analysis=sensitivity"),
         *("nodes_to_exclude=[conv2d,'a b']", "model.path='/my models/a.onnx'", "experiment=grid"),
-        *("data.root=null", "precision.plan={conv2d: 4}", "report.max_drop=0.01", "model=resnet8"),
+        *(
+            "data.root=null",
+            "precision.plan={conv2d: 4}",
+            "model={path: a.onnx}",
+            "report.max_drop=0.01",
+            "model=resnet8",
+        ),
     ],
 )
 def test_plain_settings_of_others_are_repeated(word):
