@@ -35,7 +35,7 @@ _BYTES = {
 }
 _KINDS = {
     **{"int8": "signed char", "uint8": "unsigned char", "int16": "short", "int32": "int"},
-    "float32": "float",
+    **{"int64": "long long", "float32": "float"},
 }
 
 

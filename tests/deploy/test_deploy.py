@@ -352,6 +352,12 @@ def test_calls_are_spelled_as_in_tflite_micro(name, call):
     assert microcontroller.list_operators(model) == [call]
 
 
+def test_vectors_of_64_bit_integers_are_written():
+    """A Keras network may take tokens as int64."""
+    values = np.array([[1, 2**40]], np.int64)
+    assert microcontroller._array(values) == ("long long", 2, f"    1, {2**40}")
+
+
 def tensor(size: int, kind: int = 9) -> SimpleNamespace:
     return SimpleNamespace(shape=[1, size], type=kind)  # 9: INT8
 
