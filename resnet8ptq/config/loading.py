@@ -246,7 +246,7 @@ _IN_A_STORE = (
 
 
 def _find_conditions(config: RunConfig) -> Iterator[limits.Condition]:
-    """Yield the conditions on combined settings.
+    """Yield the conditions beyond the limits of single fields, mostly on combined settings.
 
     Raises:
         ConfigError: settings conflict, a setting makes another one useless, or a backend's own

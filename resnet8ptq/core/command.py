@@ -7,6 +7,7 @@
 | 2 | an input is wrong: a setting, a network's file, data, or a path without the rights for it |
 | 3, 4 | a verdict of `judge`, `ship` or `verdict`, see `report.verdicts.EXIT_CODES` |
 | 130, 141, 143 | interrupted (SIGINT), pipe closed (SIGPIPE), terminated (SIGTERM) |
+| 129 | the terminal of `ui` was closed (SIGHUP) |
 """
 
 import errno

@@ -29,7 +29,7 @@ class Search:
         dynamic: whether `method=dynamic` quantizes matrix products.
         mixed: whether `method=mixed` quantizes matrix products dynamically and convolutions
             statically.
-        diagnoses: whether the search diagnoses its models, in QDQ format.
+        diagnoses: whether the search diagnoses its models; every diagnosis is then in QDQ format.
         weights_alone: whether `method=weight_only` stores weights by output channel.
         weights_in_blocks: whether `method=weight_only` stores weights of matrix products in blocks,
             with a scale for each block.

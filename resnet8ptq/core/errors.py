@@ -48,7 +48,7 @@ class QuantizationError(PtqError):
 
 
 class TrackingError(PtqError):
-    """The MLflow store cannot be used, or a run's record is damaged or unsuitable."""
+    """The MLflow store cannot be used, a run's record or files are unsuitable, or drawing fails."""
 
 
 class UnsupportedError(PtqError):

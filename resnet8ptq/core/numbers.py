@@ -4,9 +4,10 @@ import math
 
 
 def as_finite(value: object) -> float | None:
-    """Return a number from a number or a nested array of one; None from 2**128 on, or for others.
+    """Return the number in `value`, a number or a nested array of one; None for anything else.
 
-    An array may be a list, or an object with `data`, as ONNX Runtime writes it.
+    An array may be a list, or an object with `data`, as ONNX Runtime writes it. The result is also
+    None for NaN, and for numbers whose magnitude is 2**128 or more.
     """
     while isinstance(value, dict | list):
         if isinstance(value, list) and len(value) != 1:

@@ -1,1 +1,1 @@
-"""Exports a run as a folder with the model and its verification, or as a registered model."""
+"""Exports a run's model as a folder, registers it, and adds figures of another machine."""

@@ -55,7 +55,7 @@ def main(words: list[str]) -> None:
     """Show the runs until Ctrl-C; for a tracking server, only print its address.
 
     Raises:
-        ConfigError: a key is wrong, the store does not exist, or the port cannot be used.
+        ConfigError: a setting is wrong, the store does not exist, or the port cannot be used.
         TrackingError: MLflow does not start, or stops without being interrupted.
     """
     asked = command.parse_words(words, Arguments, __doc__)
@@ -79,7 +79,7 @@ def find_store(asked: Arguments) -> tuple[str, str]:
     """Return the address of the store, and the first page: the experiment if the store is local.
 
     Raises:
-        ConfigError: the folder holds no store, or `uri` holds a password.
+        ConfigError: the folder holds no store, or the address is refused, see `address.check`.
     """
     if uri := asked.uri or os.environ.get(address.VARIABLE):
         address.check(uri, written=bool(asked.uri))

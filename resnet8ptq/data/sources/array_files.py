@@ -149,7 +149,7 @@ def prepare_array(path: Path, cache_root: Path) -> Callable[[], Array]:
     """Return a function that reads the array of an .npy or idx file.
 
     Raises:
-        DataError: the file is neither.
+        DataError: the file is neither, or is gzipped and damaged.
     """
     if path.suffix.lower() == ".npy":
         return partial(_map, path, path)

@@ -41,7 +41,7 @@ class Chosen(NamedTuple):
 
 
 def name_inputs(data: DataConfig, find_takes: Callable[[], Sequence[str]]) -> DataConfig:
-    """Return the settings, with `data.inputs` set if arrays have the network's input names.
+    """Return the settings, with `data.inputs` set if the network's names identify the inputs.
 
     Without this, an array with a usual name, such as `x`, would be the only input of a network of
     several inputs. Settings of other sources, and those that set `data.inputs`, stay unchanged.
