@@ -8,7 +8,7 @@
     checked = ptq.judge(model, ["theirs.tflite"], data)
     best.deploy("folder")
 
-The names in `__all__` are the public interface; docs/python.md explains them. Everything else may
+The names in `__all__` are the public interface; docs/python.md explains them. Other names may
 change without notice.
 """
 

@@ -6,8 +6,8 @@
     resnet8ptq ui         browse the runs: MLflow on 127.0.0.1
     resnet8ptq advise     list configurations worth trying on this CPU, before any sweep
     resnet8ptq deploy     export a run's model as a folder for other machines, verified
-    resnet8ptq measured   add the figures of another machine to a run
-    resnet8ptq report     write the report of a sweep again, from MLflow alone
+    resnet8ptq measured   replace a run's figures by those of another machine
+    resnet8ptq report     write the report of a sweep or a run again, from MLflow alone
     resnet8ptq verdict    report a verdict, as JSON or Markdown and an exit code, for CI
     resnet8ptq judge      report a verdict on quantized files of other programs
     resnet8ptq sync       log the runs that are missing in MLflow

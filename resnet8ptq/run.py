@@ -71,7 +71,7 @@ def execute(
 
 
 def _call_hydra(typed: Sequence[str]) -> None:
-    """Check the command line, then let Hydra run the job or jobs."""
+    """Check the command line, then let Hydra run the job or jobs; or print the help or version."""
     importing.allow(Path.cwd())
     conf = folders.find_conf()
     own = folders.find_own_conf(Path.cwd())

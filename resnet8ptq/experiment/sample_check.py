@@ -25,7 +25,7 @@ SAMPLES = 8  # that show whether values are finite
 
 
 def check_inputs(calib: CalibConfig, graph: onnx.GraphProto, samples: Split) -> list[Outliers]:
-    """Return the samples that stand out in an input of the network; warn about each.
+    """Return the samples that stand out in a float input of the network; warn about each input.
 
     The network is not run, so the check also works for frameworks that calibrate themselves.
     """

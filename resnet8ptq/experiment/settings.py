@@ -265,6 +265,6 @@ def fill_threads(asked: RunConfig, threads: int | None) -> RunConfig:
     """Return the settings with `threads` as their default.
 
     Args:
-        threads: the threads of this job; None if no other job runs at the same time.
+        threads: the threads of this job; None if the jobs run in the process of the command.
     """
     return replace(asked, threads=threads) if asked.threads is None else asked

@@ -50,7 +50,7 @@ class Workspace:
     """The inputs of each step.
 
     A step reads the settings, the samples and FP32 here, and earlier decisions in `Prepared`.
-    Trials of a search take a copy with other settings, see `vary`.
+    A step that needs other settings takes a copy, see `vary`.
 
     Attributes:
         samples: the samples; the steps choose on `samples.tuning`.
@@ -113,7 +113,7 @@ class Workspace:
         return self.evaluator.quantize(prepared.network, prepared.decisions, samples, folder)
 
     def vary(self, config: RunConfig | None = None, /, **changes: Any) -> "Workspace":
-        """Return the inputs of a trial with other settings; see `Settings.vary`."""
+        """Return the inputs with other settings; see `Settings.vary`."""
         settings = self.settings.vary(config, **changes)
         evaluator = self.evaluator.with_quantizer(settings.quantizer)
         return replace(self, settings=settings, evaluator=evaluator)

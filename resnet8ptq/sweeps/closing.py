@@ -110,7 +110,7 @@ def close(running: RunningSweep, status: str) -> int:
 def _print_comparison(
     running: RunningSweep, records: list[RunRecord], timed: bool
 ) -> list[ModelSelection]:
-    """Assess the runs and print their table; return the recommended models of each family.
+    """Assess the runs and print their table; return the models of each family to choose from.
 
     Args:
         timed: whether to time the best models against each other first.

@@ -2,7 +2,7 @@
 
 Hydra makes callbacks, sweepers and launchers from their names in the config, so no argument can
 reach them. `resnet8ptq.run` sets the ongoing command line before it calls Hydra, and removes it
-afterwards. The commands `run`, `ship` and `judge` and calls from Python all start there.
+afterwards. The commands `run`, `ship` and `judge` start there.
 """
 
 from collections.abc import Iterator, Sequence

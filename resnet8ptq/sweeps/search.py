@@ -46,7 +46,7 @@ class TimeLimits:
 
     Attributes:
         soft_s: after this time, searches and learned rounding end with the best so far.
-        hard_s: after this time, the job is interrupted.
+        hard_s: after this time, a job in this process is interrupted.
     """
 
     soft_s: float
@@ -497,8 +497,7 @@ _OF_SEARCH = ("evaluate.split", "evaluate.choice", "evaluate.stop", "analysis")
 def measure(step: Step, record: RunRecord, seconds: float, level: float = SIGNIFICANCE) -> Tried:
     """Return a step's measurements for the next choice; a pass must be significant at `level`.
 
-    The job of a step that an earlier sweep has run returns at once; its time is that of the earlier
-    run.
+    The job of a step that was run before returns at once; its time is that of the earlier run.
     """
     shared = Tried(step, record.status, record.reason, run_id=record.run_id, seconds=seconds)
     if record.is_analysis:

@@ -209,8 +209,8 @@ def find_parent(store: Store, filters: str = "tags.kind = 'sweep'") -> RunRecord
 def find_newest(store: Store) -> RunRecord | None:
     """Return the newest sweep or single run of the experiment; None without one.
 
-    Analyses are left out, because they have no verdict. If the newest run belongs to a sweep, the
-    result is the sweep.
+    Single analyses are left out, because they have no verdict. If the newest run belongs to a
+    sweep, the result is the sweep.
     """
     # Read all runs only if the newest ones are analyses
     for most in (_AT_ONCE, None):

@@ -1,4 +1,4 @@
-"""The metrics of a run in MLflow: at most 30, the usual ones rounded, in the units of a table.
+"""The metrics of a run in MLflow: at most 30, mostly rounded, in the units of a table.
 
 Accuracy is in percent, its loss in points, a file in kB, a latency in ms. For programs that read
 MLflow, the fraction and the bytes are logged too, by their names in the record. MLflow sorts

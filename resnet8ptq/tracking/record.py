@@ -177,10 +177,12 @@ class RunRecord(BaseModel):
         f"{BASELINE}size_bytes", "size of the FP32 file in the same framework, in bytes"
     )
     latency_ms: Number = _metric(
-        "latency_p50_ms", "median latency of one sample at a time, in milliseconds"
+        "latency_p50_ms",
+        "median latency of one sample at a time, in milliseconds; for models timed in turns with "
+        "each other, the geometric mean of the medians",
     )
     batch_latency_ms: Number = _metric(
-        "latency_batch_p50_ms", "median latency of a batch, in milliseconds"
+        "latency_batch_p50_ms", "latency of a batch, computed as latency_ms is, in milliseconds"
     )
     fp32_latency_ms: Number = _metric(
         f"{BASELINE}latency_p50_ms",

@@ -1,4 +1,4 @@
-"""`precision.placement=measured`: uses 8 bits only where they are measured to save time.
+"""`precision.placement=measured`: leaves blocks in float where 8 bits are measured to cost time.
 
 Q and DQ around a small layer can cost more than its integer kernel saves. The network is cut into
 blocks, in the order of execution. Two files for each cut, quantized before it or after it, are

@@ -65,7 +65,10 @@ def analyse(settings: Settings, folder: Path, run: Recorder) -> SensitivityResul
 
 
 def cut_softmax(network: Fp32Model, path: Path) -> Fp32Model:
-    """Return the network without its final softmax, written to `path`; unchanged if it has none."""
+    """Return the network without its final softmax, written to `path`.
+
+    Without a final softmax, or with several outputs, the network is unchanged.
+    """
     proto = onnx.load(network.onnx_path)
     if not end_at_logits(proto):
         return network

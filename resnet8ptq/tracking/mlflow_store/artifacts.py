@@ -1,4 +1,4 @@
-"""Decides which artifacts of a store may be read, before a file or a socket is opened.
+"""Decides which addresses of artifacts may be used, before a file or a socket is opened.
 
 A store is untrusted, and each of its runs names the address of its files. MLflow would send the
 user's name, password and token to any host in these addresses, and read any file. An address is

@@ -184,7 +184,8 @@ class StoreArguments:
 def find_store(config: TrackingConfig) -> Store | None:
     """Return the local store if its database has the experiment; else None.
 
-    The result is also None if the user has named another address, or the folder is not writable.
+    The result is also None if the user has named another address, if MLflow would misread the path,
+    or if the folder is not writable.
     The function does not import MLflow and takes milliseconds. So a run can begin while
     `open_store`, which takes seconds, imports MLflow and checks the store.
     """
