@@ -55,7 +55,8 @@ class CocoReader(CalibrationDataReader):  # type: ignore[misc]
         Args:
             images: the folder of the pictures.
             input_name: the network's input for pictures.
-            preprocess: the settings of the preprocessing; `size` is required.
+            preprocess: the settings of the preprocessing; `size` is required unless all pictures
+                have one size.
             annotations: a file in COCO's format that lists the pictures; None for all pictures in
                 the folder.
             start_index: index of the first picture.
@@ -122,7 +123,8 @@ class CocoReader(CalibrationDataReader):  # type: ignore[misc]
         """Return the next batch by the inputs' names; None after the last.
 
         Raises:
-            DataError: a picture cannot be read; the message names the file.
+            DataError: a picture cannot be read; the message names the file. Or without `size`, the
+                pictures differ in size.
         """
         start = self._next
         if start >= len(self.paths):
@@ -151,6 +153,10 @@ class CocoReader(CalibrationDataReader):  # type: ignore[misc]
                 decoded.append(pictures.decode(path, self.preprocess))
             except Exception as error:  # Pillow raises a dozen types
                 raise DataError(f"{path}: cannot be read ({error})") from error
+        if len({picture.shape for picture in decoded}) > 1:
+            raise DataError(
+                f"{paths[0].parent}: the pictures differ in size; expected `size` in preprocess"
+            )
         stored = np.stack(decoded)
         preprocessing = make_preprocessing(
             self.preprocess, shape=stored.shape[1:], offset=0.0, step=1.0

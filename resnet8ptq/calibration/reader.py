@@ -57,7 +57,14 @@ class CalibrationReader(CalibrationDataReader):  # type: ignore[misc]
             DataError: the data set is not available, or is damaged.
             ConfigError: every class has fewer samples, `name` is unknown, or `root` is not a
                 folder.
+            ValueError: a number is too small.
         """
+        if samples_per_class < 1:
+            raise ValueError(
+                f"samples_per_class: got {samples_per_class}, expected an integer >= 1"
+            )
+        if seed < 0:
+            raise ValueError(f"seed: got {seed}, expected an integer >= 0")
         config = locate.find_data(DataConfig(name, root, on_missing="error"))
         drawn = draw_calibration(registry.load(config.name, config.root), samples_per_class, seed)
         return cls(drawn.split.stored, batch_size=batch_size)

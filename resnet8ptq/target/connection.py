@@ -156,7 +156,10 @@ class Connection:
             fields = json.loads(line)
         except ValueError:
             fields = None
+        # An answer of the program always has both fields
         if not isinstance(fields, dict) or not isinstance(fields.get("bytes"), int):
+            raise self._lost("answered with other text")
+        if not isinstance(fields.get("arrays"), list):
             raise self._lost("answered with other text")
         return fields
 

@@ -115,6 +115,8 @@ def _load(settings: Any) -> UserMetric:
     target = (settings or {}).get("_target_")
     if not target:
         raise ConfigError(f"task.metric._target_: got null, {EXPECTED}")
+    if not isinstance(target, str):
+        raise ConfigError(f"task.metric._target_: got {target}, {EXPECTED}")
 
     # The name and the arguments are the user's, so loading may fail
     try:

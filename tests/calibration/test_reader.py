@@ -73,6 +73,12 @@ def test_a_batch_of_nothing_is_refused(size):
         CalibrationReader(images(5), batch_size=size)
 
 
+@pytest.mark.parametrize("wrong", [{"samples_per_class": 0}, {"seed": -1}, {"batch_size": 0}])
+def test_numbers_that_are_too_small_are_refused(wrong):
+    with pytest.raises(ValueError, match=f"{next(iter(wrong))}: got .*, expected an integer >="):
+        CalibrationReader.draw("shapes", **wrong)
+
+
 def test_it_draws_what_a_run_draws(shapes):
     config = make_config("data=shapes", "calib.samples_per_class=3", "seed=7")
     drawn = draw_calibration(shapes, config.calib.samples_per_class, config.seed)

@@ -89,6 +89,7 @@ def test_a_network_that_fails_there_is_unsupported(target, tmp_path):
     [
         (f"{PYTHON} -S -E", 60, "pip install numpy"),
         (f"{PYTHON} -c 'print(1)'", 60, "answered with other text"),
+        (f'{PYTHON} -c \'print("{{\\"bytes\\": 0}}")\'', 60, "answered with other text"),
         (f"{PYTHON} -c 'import sys; sys.exit(\"no route to host\")'", 60, "no route to host"),
         (f"{PYTHON} -c 'import sys; sys.stdin.read()'", 0.5, "target.timeout_s"),
     ],

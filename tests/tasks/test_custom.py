@@ -60,6 +60,7 @@ def test_other_code_of_a_metric_is_another_identity(tmp_path, monkeypatch):
     ("target", "message"),
     [
         (None, "task.metric._target_: got null, expected a callable"),
+        (5, "task.metric._target_: got 5, expected a callable"),
         ("no_such_module.metric", r"got no_such_module.metric \("),
         (f"{CASES_MODULE}.ITEMS", f"got {CASES_MODULE}.ITEMS"),
         (f"{__name__}.largest", r"largest returns \(2,\)"),

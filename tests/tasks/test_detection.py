@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
@@ -151,11 +152,15 @@ def test_the_reader_feeds_every_picture_once(folder):
     assert set(step) == {"images", "image_shape"} and step["image_shape"].tolist() == [[64, 64]]
 
 
-def test_a_reader_says_what_is_wrong(folder):
+def test_a_reader_says_what_is_wrong(folder, tmp_path):
     with pytest.raises(ValueError, match="stride: got 0, expected an integer >= 1"):
         reader(folder, stride=0)
     with pytest.raises(DataError, match="has no pictures from index 24 on"):
         reader(folder, start_index=24)
+    for name, side in (("small", 8), ("large", 9)):
+        Image.new("RGB", (side, side)).save(tmp_path / f"{name}.png")
+    with pytest.raises(DataError, match="the pictures differ in size; expected `size`"):
+        CocoReader(tmp_path, "images", PreprocessConfig()).get_next()
     with pytest.raises(ValueError, match="expected annotations and is_evaluation=True"):
         evaluator(folder, "yolox").predict(reader(folder, is_evaluation=False))
 
