@@ -22,7 +22,7 @@ class SingleRun:
     limits: ReportConfig
 
     def close(self) -> None:
-        """Print the table, the verdict and the paths, and wait until MLflow has the run.
+        """Print the table, the verdict and the paths, and wait for the background process.
 
         An analysis has printed its own table, and has no verdict.
 

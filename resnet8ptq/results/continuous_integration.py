@@ -12,7 +12,7 @@ store that does not answer, or a sweep whose runs all ended with an error.
 The recommendation is that of `deploy` for the same `use`. If every model of a sweep has the verdict
 fail, none is recommended: `choice` is null, and the verdict is fail. A model below `min_accuracy`
 has the verdict fail, too.
-`max_drop=0.05`, `min_sqnr_db=30` and `min_accuracy=0.85` replace limits of the sweep.
+`max_drop=0.05`, `min_sqnr_db=30` and `min_accuracy=0.85` replace limits that the runs logged.
 `experiment=`, `uri=` and `root=` name the MLflow store. The fields: docs/verdict.md.
 """
 

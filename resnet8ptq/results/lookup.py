@@ -1,6 +1,6 @@
 """Finds and reads a run or a sweep by id, folder or tags, or the newest one.
 
-Reading a sweep by its folder needs the store only if it may share runs with another sweep.
+Reading a sweep by its folder needs the store only if it may have taken over runs of other folders.
 """
 
 import re
@@ -126,7 +126,7 @@ def load_sweep(
     Raises:
         ConfigError: the sweep does not exist or has no runs, or an argument is wrong.
         TrackingError: the store cannot be read, a record is damaged, or the store no longer has a
-            run that the sweep shares with another.
+            run that the sweep has taken over.
     """
     source = _find(SWEEP, run_id, folder, tags=tags, tracking=tracking or TrackingConfig())
     return source.assess_sweep(limits or {})
@@ -174,8 +174,8 @@ def _read_newest(newest: NewestRun, tracking: TrackingConfig) -> Runs | None:
     """Return the runs of the newest run's folder; None if the store must be read.
 
     The store must be read if the folder was not made here, or its runs differ from those of the
-    store. The same holds if the run is an analysis or still running, or if the sweep may share runs
-    with another folder.
+    store. The same holds if the run is an analysis or still running, or if the sweep may have taken
+    over runs of other folders.
 
     Raises:
         ConfigError: the folder lacks a file, or all runs of the sweep are analyses.
@@ -211,7 +211,7 @@ def find_in_store(store: Store, run_id: str | None, sweep: str | None) -> Runs:
     Raises:
         ConfigError: the run or sweep does not exist or was deleted, the id is of the other kind, or
             the sweep has no runs.
-        TrackingError: the store cannot be read, or lacks a run that the sweep shares.
+        TrackingError: the store cannot be read, or lacks a run that the sweep has taken over.
     """
     if run_id is not None:
         return _load_run(store, history.load_named(store, RUN, run_id))
@@ -227,10 +227,10 @@ def read_folder(folder: Path, tracking: TrackingConfig) -> Runs:
     """Return the run or the sweep of a folder.
 
     Raises:
-        ConfigError: the folder has no journal, or is of a sweep without runs; or it may share runs
-            with another folder, and the store does not have it.
+        ConfigError: the folder has no journal, or is of a sweep without runs; or the store must be
+            read, as for runs taken over from other folders, and does not have it.
         TrackingError: a file of the folder is damaged, or the store cannot be read, or lacks a run
-            that the sweep shares.
+            that the sweep has taken over.
     """
     folder = folder.resolve()
     if _is_sweep(folder):
@@ -339,7 +339,7 @@ def _alone(store: Store, record: RunRecord) -> Runs:
 
 
 def _read_sweep(folder: Path, tracking: TrackingConfig, run: RunRecord | None = None) -> Runs:
-    """Read a sweep from its folder, or from the store if it may share runs with another sweep."""
+    """Read a sweep from its folder, or from the store if it may have taken over other runs."""
     if not _is_sweep(folder):
         raise ConfigError(f"folder: got {folder}, a run's folder, expected the folder of a sweep")
     kept = _read_journal(folder)
@@ -413,7 +413,7 @@ def _filter(tags: Mapping[str, str]) -> str:
 
 
 def _find_artifact(store: Store, record: RunRecord) -> str | None:
-    """Return the path or address of a run's quantized file; None without a file."""
+    """Return the path or address of a run's model file; None without a result or a file."""
     if record.status != "ok":
         return None
     # Each backend has other names for the file

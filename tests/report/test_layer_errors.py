@@ -79,12 +79,21 @@ def test_a_picture_that_is_no_svg_is_left_out(own_store, tmp_path, caplog):
 
 
 @given(
-    st.dictionaries(st.text(max_size=3), st.floats(-200, 200) | st.just(math.inf), min_size=1),
+    st.dictionaries(
+        st.text(max_size=3),
+        st.floats(-200, 200) | st.sampled_from([math.inf, -math.inf]),
+        min_size=1,
+    ),
     st.booleans(),
 )
 def test_the_worst_layer_is_first_and_darkest(found, high_is_bad):
     made = layer_errors.draw("", {k: {"dB": v} for k, v in found.items()}, high_is_bad)
-    finite = [cell.opacity for _, (cell,) in made.rows if cell.text != "∞"]
+    opacities = [cell.opacity for _, (cell,) in made.rows]
     assert len(made.rows) + made.more == len(found)
-    assert finite == sorted(finite, reverse=True)
-    assert all(0 <= opacity <= DARKEST for opacity in finite)
+    assert opacities == sorted(opacities, reverse=True)
+    assert all(0 <= opacity <= DARKEST for opacity in opacities)
+
+
+def test_outputs_of_nan_are_not_shown_as_unchanged():
+    made = layer_errors.draw("", {"kept": {"dB": math.inf}, "lost": {"dB": -math.inf}})
+    assert [cell.text for _, (cell,) in made.rows] == ["-∞", "∞"]

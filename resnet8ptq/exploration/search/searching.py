@@ -98,7 +98,7 @@ class Step:
 
     @property
     def is_mixed(self) -> bool:
-        """Whether some layers are dynamic, so that neither diagnosis nor bits by layer apply."""
+        """Whether the step makes layers dynamic: neither diagnosis nor bits by layer apply."""
         return self.settings.get("method") == _MIXED
 
     @property

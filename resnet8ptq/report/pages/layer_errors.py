@@ -104,7 +104,8 @@ def draw(
     """Return the heat map of values by layer and column; the worst layer comes first.
 
     Args:
-        values: values in dB, by layer and column; infinite for an output that did not change.
+        values: values in dB, by layer and column; infinite for an output that did not change, minus
+            infinite for one with NaN or infinity.
         high_is_bad: whether the layer with the largest value is the worst.
     """
     # Scale the colours over all finite values
@@ -125,12 +126,12 @@ def draw(
     def cell(value: float | None) -> HeatCell:
         if value is None:
             return HeatCell()
-        if not math.isfinite(value):
-            return HeatCell("∞")
         part = (high - value) / ((high - low) or 1)
+        part = min(max(part, 0.0), 1.0)  # infinite values have the colours of the ends
         if high_is_bad:
             part = 1 - part
-        return HeatCell(f"{value:.1f}", round(DARKEST * part, 2))
+        text = f"{value:.1f}".replace("inf", "∞")
+        return HeatCell(text, round(DARKEST * part, 2))
 
     # Put the worst layers first; a layer may lack columns
     rows: list[tuple[str, tuple[HeatCell, ...]]] = []

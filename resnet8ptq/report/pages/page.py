@@ -1,11 +1,11 @@
-"""The report of a sweep: `report.md`, `report.html`, `runs.csv` and figures, from MLflow only.
+"""The report of a sweep or a single run: `report.md`, `report.html`, `runs.csv` and figures.
 
     resnet8ptq report                        the newest sweep or single run
     resnet8ptq report experiment=NAME        the newest of that MLflow experiment
     resnet8ptq report run_id=ID              the sweep with that parent run, or a run
 
-`max_drop=0.05`, `min_accuracy=0.85` and, without labels, `min_sqnr_db=30` replace limits of the
-sweep. `folder=PATH` is the folder of the files (default: the sweep's own if it was
+`max_drop=0.05`, `min_accuracy=0.85` and, without labels, `min_sqnr_db=30` replace limits that the
+runs logged. `folder=PATH` is the folder of the files (default: that of the sweep or run if it was
 made here, else the current one), `uri=` and `root=` set the MLflow store. The files are also logged
 on the parent run, or on the single run.
 """
