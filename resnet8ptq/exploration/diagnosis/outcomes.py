@@ -23,7 +23,7 @@ class Outcome:
     """The result of one variant of the run on the held-out samples.
 
     Attributes:
-        words: the change; empty for the unchanged settings.
+        words: the change, or the half that is rounded; empty for the unchanged settings.
         value: the task's metric; NaN if the change could not be tried.
         won: the loss against FP32 that the change removes, see `Metric.loss`.
         sqnr_db: SQNR of the output, see `find_sqnr_db`; NaN if not tried.
@@ -70,7 +70,7 @@ def weigh(words: str, compared: Compared, reference: Compared, task: Task) -> Ou
     """Return the outcome of a variant.
 
     Args:
-        words: the change.
+        words: see `Outcome`.
         compared: the comparison of the variant with FP32.
         reference: the comparison of the unchanged settings with FP32.
     """

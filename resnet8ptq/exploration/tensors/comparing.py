@@ -264,7 +264,7 @@ class TensorComparison:
 
     Attributes:
         network: the FP32 network.
-        costliest: the layer with the lowest SQNR alone, up to the first lost tensor.
+        costliest: the tensor with the lowest SQNR alone, up to the first lost tensor.
         times: the time of the file's nodes in ms, by name; empty if not measured.
         operators: the operator of each float tensor that FP32 computes.
     """
@@ -594,7 +594,7 @@ class _Fp32:
     def behind_activation(self, row: int, taken: Collection[int], inner: Inner) -> int:
         """Return the index of a tensor, or of the activation after it that the file has fused.
 
-        A quantizer removes a ReLU if the range of the tensor starts at 0; the tensor keeps the
+        A quantizer may remove a ReLU if the range of the tensor starts at 0; the tensor keeps the
         layer's name. A range without negative values therefore belongs to the activation.
 
         Args:
