@@ -126,6 +126,13 @@ def test_groups_stay_together(tmp_path):
         assert len(set(split.groups)) == 1 and len(split) == 4
 
 
+def test_a_row_without_a_group_is_named(tmp_path):
+    """All such rows would be one group."""
+    path = write(tmp_path / "a.csv", **numbers(), clips=["x", "", "y", ""] * 2)
+    with pytest.raises(DataError, match="column 'clips', line 3: holds nothing"):
+        read(path)
+
+
 def test_pictures_by_path(tmp_path):
     path = write(tmp_path / "a.csv", **write_pictures(tmp_path))
     data = read(path)

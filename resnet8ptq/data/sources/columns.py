@@ -359,14 +359,14 @@ def _read_numbers(table: DataTable, name: str) -> NDArray[Any]:
 
 
 def check_filled(column: Column, cell: NameCell, per_row: int = 1) -> None:
-    """Check that a column has no empty cell.
+    """Check that no cell of a column is null; empty texts, as CSV files have, are not null.
 
     Args:
         cell: returns the name of a row's cell for the error.
         per_row: number of cells for each row of the table.
 
     Raises:
-        DataError: a cell is empty; the message names the row.
+        DataError: a cell is null; the message names the row.
     """
     if column.null_count:
         first = int(np.flatnonzero(pc.is_null(column))[0])
@@ -580,6 +580,10 @@ def groups(table: DataTable, name: str) -> NDArray[np.int64]:
     """
     cells = table.column("data.groups", name)
     check_filled(cells, partial(table.rows.cell, name))
+    if is_text(cells):  # in CSV files, empty texts are not null
+        texts = cells.to_pylist()
+        if "" in texts:
+            raise _empty(table.rows.cell(name, texts.index("")))
     return cells.combine_chunks().dictionary_encode().indices.to_numpy().astype(np.int64)
 
 
