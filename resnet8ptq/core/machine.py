@@ -188,7 +188,7 @@ def _find_project_commit() -> str:
 
 
 def _git_commit() -> str:
-    """Return the commit of this program's checkout, with `-dirty` if files differ.
+    """Return the commit of this program's checkout, with `-dirty` if tracked files differ.
 
     Without a checkout or git, it is `unknown`.
     """

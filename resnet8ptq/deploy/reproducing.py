@@ -48,6 +48,7 @@ def open_samples(source: SourceRun, cache_dir: str | None) -> Scored | str:
 
     Raises:
         DataError: the data have changed since the run.
+        UnsupportedError: see `experiment.settings.resolve`.
     """
     if source.unread:
         return source.unread
