@@ -98,7 +98,7 @@ def ship(
 
     Args:
         goal: `fastest`, `smallest` or `best`.
-        minutes: time for all jobs.
+        minutes: time for the whole search.
         settings: as for `quantize`; `backend` may be a list of backends to try.
 
     `model`, `data`, `example`, `quiet` and the errors are those of `quantize`.

@@ -81,7 +81,7 @@ def warn_of_size(
 
 
 def _find_growth(graph: onnx.GraphProto, settings: Settings) -> str:
-    """Return why 8 bits need more bytes than FP32, and a mend if there is one; empty if unknown."""
+    """Return why the file is larger than FP32's, and a mend if there is one; empty if unknown."""
     layers = weight_layers(graph).values()
     read = Counter(node.input[1] for node in layers)
     tensors = {tensor.name: tensor for tensor in graph.initializer if tensor.name in read}

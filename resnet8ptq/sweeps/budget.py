@@ -44,7 +44,7 @@ class Budget:
         return max(0.0, self.limit_s - self.closing_s - spent_s)
 
     def until_late_s(self, spent_s: float) -> float:
-        """Return the seconds until a job would end too late; negative after that time."""
+        """Return the seconds until a job would end too late, see `LATE`; negative from then on."""
         return (1 + LATE) * self.limit_s - self.closing_s - spent_s
 
     def first_s(self, spent_s: float) -> float:
@@ -55,7 +55,7 @@ class Budget:
         return max(self.until_late_s(spent_s), FIRST * self.limit_s)
 
     def has_time_to_draw(self, spent_s: float) -> bool:
-        """Return whether the report, which takes about as long as loading, would end in time."""
+        """Return whether a report that takes as long as loading would end in time, see `LATEST`."""
         return spent_s + self.loading_s <= (1 + LATEST) * self.limit_s
 
 

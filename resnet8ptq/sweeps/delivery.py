@@ -21,7 +21,7 @@ class Delivery:
         record: the run of the model; None before the first one.
         outcome: the measurements of the model as text.
         is_confirmed: whether the model was measured on the reported samples.
-        path: the copied file; None before the first one.
+        path: the last copied file; None before the first one.
         is_measured: whether the file, if there is one, was scored or is FP32.
     """
 
@@ -41,7 +41,7 @@ class Delivery:
         return self.record.run_id
 
     def keep(self, record: RunRecord, outcome: str, is_confirmed: bool = False) -> None:
-        """Keep a run as the best model so far, with its file if the run's folder still has it."""
+        """Keep a run as the best model so far; copy its file, if the run's folder still has it."""
         self.record = record
         self.outcome = outcome
         self.is_confirmed = is_confirmed
