@@ -3,7 +3,7 @@
 1. Candidates are the models that pass; if none passes, the undecided ones whose measured loss is
    within the limit.
 2. A candidate is dropped if another is no worse in loss, bytes and latency, and clearly better in
-   one of them.
+   one of them. Latency counts only if every candidate has one.
 3. `speed` takes the fastest of the candidates that are shown to be faster than FP32.
 4. If there are none, it takes the fastest candidate of about the smallest size: the smallest
    candidate has at least 90% of that candidate's bytes. Candidates that are worth their loss
@@ -82,7 +82,8 @@ class Headline:
         advice: `deploy` if the model passes, `test` if it is undecided, `keep` if FP32 stays.
         candidate: the chosen model; with `keep`, a model that gains nothing over FP32.
         reason: the reason as text; unless FP32 stays, with size and speed, see `_costs`.
-        nothing_faster: whether candidates were timed, and none is shown to be faster than FP32.
+        nothing_faster: whether candidates were timed, and none that rule 2 keeps is shown to be
+            faster than FP32.
         alone: whether the model was assessed by itself, without the correction for all models.
     """
 
