@@ -651,7 +651,7 @@ def _narrow(asked: Asked, own: Sequence[Tried]) -> list[Step]:
 
     `precision.plan=auto` finds the bits of each layer for the budget, and rounding is learned.
     There is no such step if the user sets a plan or a budget. It also needs a backend that stores
-    weights below 8 bits, and a passing model of 8 bits.
+    weights below 8 bits, and a passing static model of 8 bits.
     """
     if {"precision.plan", "precision.max_bytes"} & {*asked.fixed}:
         return []
