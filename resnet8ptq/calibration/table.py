@@ -1,4 +1,4 @@
-"""Writes activation ranges to files after a run, and reads them for a later run (`calib.table`).
+"""Writes the activation ranges of a run to files, and reads them for another (`calib.table`).
 
 | file | content |
 |---|---|

@@ -1,4 +1,4 @@
-"""Observes the values of a tensor near both ends of its range, which suffice for percentiles.
+"""Observes a tensor's values near both ends of its range, which usually suffice for percentiles.
 
 A range by percentile usually ends in the tails, but a histogram spends most of its time on the
 middle, which is the values between them. After the first samples, only the number of values in the

@@ -101,7 +101,10 @@ class CocoEvaluator:
             annotations: annotations in COCO's format, or the path of their file.
 
         Raises:
-            ValueError: a result belongs to a picture that was not run, or is not in `annotations`.
+            OSError: the file cannot be read.
+            KeyError: the annotations lack images, annotations or categories.
+            ValueError: the file is not JSON; or a result belongs to a picture that was not run,
+                or is not in `annotations`.
         """
         whole = annotations
         if not isinstance(whole, Mapping):

@@ -29,7 +29,7 @@ Blocks = list[float]  # median latency of each block, in milliseconds
 
 @dataclass(frozen=True)
 class Ratio:
-    """The speed of a model relative to another, with its 95% interval."""
+    """The speed of a model relative to another, with its 95% interval, see `ratio`."""
 
     value: float
     low: float

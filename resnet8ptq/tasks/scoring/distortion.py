@@ -1,4 +1,4 @@
-"""Measures of the noise that quantization adds to outputs: noise ratio, SQNR, KL divergence."""
+"""Measures of the noise that quantization adds to outputs, such as SQNR and KL divergence."""
 
 import itertools
 import math
