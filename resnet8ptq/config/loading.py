@@ -106,7 +106,8 @@ def load_config(path: Path, trusted: bool = True) -> RunConfig:
 
     Args:
         trusted: whether the user trusts the author of the file. Otherwise, the file may hold plain
-            values only: nothing that is imported, called or looked up. See also `without_paths`.
+            values only: nothing that is imported or looked up. `target.command` stays, so the
+            caller must not connect to the target. See also `without_paths`.
 
     Raises:
         ConfigError: the file is missing, is not a run's config, or has a value outside its limit.

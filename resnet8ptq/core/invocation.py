@@ -32,7 +32,7 @@ def command(name: str, *words: str) -> str:
 
 
 def shell(*words: str, **variables: str) -> str:
-    """Return the command line of any program for a POSIX shell; the only function that quotes.
+    """Return the command line of a program for a POSIX shell; only this function quotes for shells.
 
     Each printed or written command with untrusted words comes from here: a name from a store could
     otherwise end a word and begin a command.
