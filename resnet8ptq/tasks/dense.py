@@ -78,7 +78,7 @@ def build(primary: str = "psnr", peak: float = 1.0, resamples: int = 9999) -> Ta
 
     Args:
         primary: a key of `METRICS`.
-        peak: the largest value of a pixel, for PSNR and SSIM, and for targets in uint8.
+        peak: the largest value of a pixel, for PSNR and SSIM; targets in uint8 are scaled to it.
     """
     [pair] = [pair for pair in PAIRS if primary in pair]
     others = [METRICS[name] for name in pair if name != primary]
