@@ -131,7 +131,8 @@ def between(proto: onnx.ModelProto, source: str, names: Sequence[str]) -> onnx.M
     needed = {*names}
     nodes = []
     for node in reversed(graph.node):
-        if source not in node.output and not needed.isdisjoint(node.output):
+        outputs = set(filter(None, node.output))  # an omitted output has no name
+        if source not in outputs and not needed.isdisjoint(outputs):
             nodes.append(node)
             needed.update(inputs_of(node))
 

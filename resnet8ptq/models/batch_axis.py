@@ -286,7 +286,7 @@ def find_data_sized(proto: onnx.ModelProto) -> dict[str, tuple[int | str, ...]]:
     data_sized: set[str] = set()
     for node in proto.graph.node:
         if node.op_type in _COUNTING or data_sized.intersection(node.input):
-            data_sized.update(node.output)
+            data_sized.update(filter(None, node.output))  # an omitted output has no name
     shapes: dict[str, tuple[int | str, ...]] = {}
     for value in infer_shapes(proto).output:
         if value.name in data_sized:

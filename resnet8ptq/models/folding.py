@@ -67,9 +67,9 @@ class Folding:
 def fold_batch_norms(unfolded: Path, folded: Path) -> Folding:
     """Write the graph `unfolded` to `folded`, with batch normalization folded into layers.
 
-    ONNX Runtime's own preprocessing folds it into Conv and MatMul, `fold_into_layers` into other
-    layers. Keras 3 exports batch normalization as Mul and Add, which are folded as well. A failure
-    is recorded, not raised, because the unfolded graph can still be quantized.
+    ONNX Runtime's own preprocessing folds it into convolutions and MatMuls, `fold_into_layers` into
+    other layers. Keras 3 exports batch normalization as Mul and Add, which are folded as well. A
+    failure is recorded, not raised, because the unfolded graph can still be quantized.
     """
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
@@ -149,7 +149,7 @@ def fold_into_layers(graph: onnx.GraphProto) -> None:
 
 
 def count_unfolded_norms(graph: onnx.GraphProto) -> int:
-    """Return the number of BatchNormalization nodes that stay, because they follow no layer.
+    """Return the number of BatchNormalization nodes that follow no layer, and therefore stay.
 
     Networks that normalize activations have such nodes after a Relu or a Concat, for example. A
     layer whose output has other readers does not count.
@@ -229,7 +229,8 @@ def _is_product(node: onnx.NodeProto, constants: Mapping[str, onnx.TensorProto])
 def _is_transposed(node: onnx.NodeProto, constants: Collection[str]) -> bool:
     """Return whether a node is a ConvTranspose of one group whose other inputs are constants.
 
-    ONNX Runtime's quantizer leaves a ConvTranspose of several groups in float if it has a bias.
+    Folding may add a bias. With a bias, a ConvTranspose of several groups has one scale for all
+    channels, see `layers.find_split_groups`.
     """
     constant = all(name in constants for name in filter(None, node.input[1:]))
     return node.op_type == "ConvTranspose" and attribute(node, "group", 1) == 1 and constant

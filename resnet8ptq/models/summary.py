@@ -60,7 +60,8 @@ class Summary:
         inner_layers: number of layers inside operators such as If or Loop, by that operator; only
             the converters of `converted` may quantize such layers.
         lacking: the operators that a backend cannot run, by backend, see `Backend.lacks`.
-        unfolded_norms: number of BatchNormalization nodes that stay, see `count_unfolded_norms`.
+        unfolded_norms: number of BatchNormalization nodes that stay, as `count_unfolded_norms`
+            counts them.
     """
 
     path: Path

@@ -13,7 +13,7 @@ from onnx import helper, numpy_helper, parser
 from resnet8ptq.graph.session import open_runner
 from resnet8ptq.graph.torch_module import to_torch_module
 from resnet8ptq.models import conversion
-from resnet8ptq.models.batch_axis import fix_sizes, in_full_batches
+from resnet8ptq.models.batch_axis import find_data_sized, fix_sizes, in_full_batches
 from resnet8ptq.models.normalization import name_nodes, normalize
 from tests.helpers.onnx_networks import IMAGES, RANDOM, build
 
@@ -283,3 +283,17 @@ def test_any_number_of_samples_fills_up_a_fixed_batch(count, size):
     doubled, summed = in_full_batches(run, size)(samples)
     assert np.array_equal(doubled, samples * 2)
     assert np.array_equal(summed, samples.sum(1))
+
+
+def test_an_omitted_input_does_not_depend_on_an_omitted_output():
+    proto = parser.parse_model(
+        """<ir_version: 8, opset_import: ["" : 17]>
+        g (float[4] x, float m) => (float[U] u, float[4] y) {
+            u, indices = Unique(x)
+            y = Clip(x, lowest, m)
+        }"""
+    )
+    unique, clip = proto.graph.node
+    unique.output[1] = ""
+    clip.input[1] = ""
+    assert find_data_sized(proto).keys() == {"u"}
