@@ -81,8 +81,9 @@ SPEEDUP_NOTE = (
     "their ms."
 )
 TURNS_NOTE = (
-    "ms: the median latency of one image, {threads} thread(s), of FP32 and the models timed in "
-    "turns; speedup: the latency of the fastest FP32 divided by the run's."
+    "ms: the latency of one image, {threads} thread(s), of FP32 and the models timed in turns, the "
+    "geometric mean of the medians of blocks; speedup: the latency of the fastest FP32 divided by "
+    "the run's."
 )
 UNTIMED_NOTE = (
     "without ms: not among the fastest, the smallest and the best, which alone are timed in turns; "
@@ -201,10 +202,13 @@ def say_machine(metric: Metric, record: RunRecord) -> str:
     here = record.metrics.get(f"target/here_{metric.name}")
     if not record.measured_on or here is None:
         return record.measured_on
-    near = "equal outputs"
     sqnr_db = record.metrics.get("target/sqnr_db")
     if sqnr_db is not None:
         near = f"outputs within {sqnr_db:.1f} dB"
+    elif record.metrics.get(metric.name) == here:
+        near = "equal outputs"
+    else:  # outputs of NaN have no SQNR
+        near = "other outputs"
     return f"{record.measured_on}; on the machine of the run {near}, {metric.show(here)}"
 
 

@@ -19,9 +19,9 @@ from resnet8ptq.tasks.task import Joining, Reference, Task, TaskFiles, TaskType
 AGREEMENT_RATE = Metric("agreement", "agreement", percent=True)
 # An answer is lost only if the class changes, so the accuracy lost is at most 1 - agreement.
 NOTE = (
-    "No labels: the accuracy lost is at most the share of changed classes, so a pass also proves "
-    "that loss of accuracy. The bound is conservative, because a changed class may have been wrong "
-    "before. The accuracy of FP32 itself was not measured."
+    "Without labels: the accuracy lost is at most the share of changed classes, so a pass also "
+    "proves that loss of accuracy. The bound is conservative, because a changed class may have "
+    "been wrong before. The accuracy of FP32 itself was not measured."
 )
 TEST = PairedTest(
     "exact McNemar test of the samples that agree with FP32, between two runs",

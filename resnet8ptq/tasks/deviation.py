@@ -20,8 +20,8 @@ from resnet8ptq.tasks.scoring.values import Arrays, PairedTest, check_columns
 from resnet8ptq.tasks.task import Reference, Table, Task, TaskFiles, TaskType
 
 NOTE = (
-    "No labels: the relative error of the outputs is measured against FP32 in the same framework. "
-    "The quality of FP32 itself was not measured, and no accuracy is known."
+    "Without labels: the relative error of the outputs is measured against FP32 in the same "
+    "framework. The quality of FP32 itself was not measured, and no accuracy is known."
 )
 RESAMPLES = 9999
 SQNR = Metric("sqnr_db", "SQNR dB", bounded=False)

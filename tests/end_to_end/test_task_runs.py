@@ -282,7 +282,7 @@ def test_a_sweep_of_each_task(files, tmp_path, task):
         kept = " ".join(report.split()).replace(note, "")
         out = " ".join(done.out.split()).replace(note, "")
         assert not [word for word in words if word in kept or word in out]
-    assert ("No labels: " in done.out and "No labels: " in report) == (not labels)
+    assert ("Without labels: " in done.out and "Without labels: " in report) == (not labels)
     assert f"best {title}" in report or "No deployable model is within the limits" in report
     again = run(tmp_path, files, task, "-m", "backend=onnx,torch", "sweep.resume=true")
     assert "Skipped: 2 of 2 runs had finished before" in again.out
