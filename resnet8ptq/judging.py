@@ -119,7 +119,7 @@ def main(words: Sequence[str]) -> int:
         verdicts, the exit code of the sweep, or 2 if there are no words.
 
     Raises:
-        ConfigError: a word is wrong.
+        ConfigError: a word is wrong or missing. Errors in settings are printed instead.
         TrackingError: the sweep cannot be read back.
     """
     if not words or {"-h", "--help"} & {*words}:

@@ -305,7 +305,10 @@ class Quantizer(ABC):
 
     @property
     def runs_torch(self) -> bool:
-        """Whether FP32 runs as a torch module, which loading then compares with ONNX Runtime."""
+        """Whether FP32 runs in torch, or in a file that torch exports.
+
+        Loading then compares torch's module with ONNX Runtime.
+        """
         return False
 
     @property

@@ -279,9 +279,9 @@ def _float_operators(work: Workspace, prepared: Prepared) -> dict[str, str]:
 
 
 def _say_unknown(graph: onnx.GraphProto, backend: str, known: Collection[str]) -> None:
-    """Print the operators before the last layers that a backend never quantizes.
+    """Log the operators that a backend never quantizes, with their counts.
 
-    Operators of shapes and constants do not count.
+    Nodes behind the last layers do not count, and neither do those of shapes and constants.
     """
     static = static_tensors(graph)
     _, tail = find_tail(graph)

@@ -73,8 +73,7 @@ def read_contract(graph: onnx.GraphProto) -> Contract:
     """Return the inputs and outputs that an ONNX graph declares.
 
     Raises:
-        ModelError: an input or output is not a tensor, or has no dtype; the dtype of texts is
-            `object`.
+        ModelError: an input or output is not a tensor, or has no dtype.
     """
     inputs = graph_inputs(graph)
     batch: int | None = None

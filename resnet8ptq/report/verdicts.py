@@ -8,7 +8,8 @@ verdict is void if FP32 itself is not shown to be better than chance, or is clea
 accuracy that the user expects. A loss against a broken network has no meaning.
 
 Unless the verdict is void, a model also fails if its metric is below the smallest accepted value,
-such as `report.min_accuracy`. It also fails if one of its outputs no longer depends on the sample.
+such as `report.min_accuracy`. It also fails if a scored output, or a part of one, is zero or the
+same for every sample, see `Scope.find_silent`.
 """
 
 import math

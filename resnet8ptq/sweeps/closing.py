@@ -33,8 +33,8 @@ def close(running: RunningSweep, status: str) -> int:
         status: the status of the sweep's end: `ok`, `failed` or `killed`.
 
     Returns:
-        The exit code: 1 if a job or an upload failed or the sweep was killed, else 0; for a search
-        that ended without an error, that of the winner's verdict.
+        The exit code: 1 if an upload failed, the sweep was killed, or a job failed in a sweep
+        without a search; for a search, see `winner.announce`; else 0.
 
     Raises:
         TrackingError: the store is unavailable (the runs are in the sweep's folder), or the

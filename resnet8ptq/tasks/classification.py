@@ -306,7 +306,11 @@ def class_tables(names: Sequence[str], comparison: Comparison) -> dict[str, Tabl
 
 
 def build(class_names: tuple[str, ...] = ()) -> Task:
-    """Return the task for these classes."""
+    """Return `task=classification`: accuracy, McNemar's test, and the KL divergence to choose by.
+
+    Args:
+        class_names: the names of the classes in tables and figures.
+    """
     task = Task(
         "classification",
         ACCURACY,

@@ -278,7 +278,7 @@ def _find_output(context: TaskContext) -> tuple[int, int | None]:
     The axis is None for a map [height, width]. Classes are last if the pictures' channels are last.
 
     Raises:
-        ModelError: no output has two or three axes.
+        ModelError: no output has two or three axes besides that of the batch.
     """
     # Pictures with channels last suggest classes last
     taken = context.input_shape

@@ -131,7 +131,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class Contents:
-    """The description of a file.
+    """The inputs, outputs and layers of a quantized file of any format.
 
     Attributes:
         format: the format, such as `ONNX opset 13`.

@@ -168,8 +168,8 @@ class OnnxQuantizer(Quantizer):
         also `contract.Quantizer`.
 
         Raises:
-            UnsupportedError: the settings leave the method no layer, or `float_output` is
-                impossible.
+            UnsupportedError: there is no layer for the method (for `mixed`, no convolution or no
+                dynamic layer), or `float_output` is impossible.
             QuantizationError, ConfigError: see `contract.Quantizer`.
         """
         config = self.config

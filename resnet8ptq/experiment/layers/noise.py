@@ -79,8 +79,9 @@ def find_sources(
 ) -> list[NoiseSource]:
     """Return the rounded tensors as sources, in the order of the graph.
 
-    Tensors with the same levels share a source. A source is left out if all its nodes are in
-    `in_float`. The other sources keep only nodes outside `in_float`.
+    A tensor that an operator of `_SAME_LEVELS` computes from a rounded one shares its source. A
+    source is left out if all its nodes are in `in_float`. The other sources keep only nodes outside
+    `in_float`.
     """
     order = {node.name: index for index, node in enumerate(fp32.node)}
     producers = Links(fp32).producers

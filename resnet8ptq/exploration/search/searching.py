@@ -131,8 +131,8 @@ class Tried:
         named: list of the nodes that `nodes_to_exclude=auto` left in float, as text.
         fp32_bytes: size of the FP32 file; 0 if unknown.
         speedup: speed relative to FP32; None if it was not measured.
-        seconds: seconds of the job, an equal share for each of several at once; for a measured
-            model, at least the time that the run itself recorded.
+        seconds: seconds of the job; jobs that ran at once get equal shares; for a measured model,
+            at least the time that the run itself recorded.
         own_seconds: seconds of quantization and evaluation.
         evaluate_s: seconds of the evaluation.
         samples: number of samples of the evaluation; 0 if unknown.

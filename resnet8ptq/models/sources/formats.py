@@ -33,7 +33,10 @@ class Format:
     contains: str | None = None
 
     def is_of(self, path: Path) -> bool:
-        """Return whether a file or folder has this format, by name and first bytes."""
+        """Return whether a path has this format.
+
+        A file is recognized by suffix and first bytes, a folder by the file `contains` in it.
+        """
         if self.contains is not None:
             return (path / self.contains).is_file()
         if not path.is_file() or (self.suffixes and path.suffix.lower() not in self.suffixes):
