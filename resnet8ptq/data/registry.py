@@ -48,7 +48,8 @@ def read(
         calibrating: a folder of unlabelled pictures for calibration; None for training samples.
 
     Raises:
-        DataError: a file is missing, damaged or unsuitable; the message names the file.
+        DataError: a file is missing, damaged or unsuitable, or pictures become too large; the
+            message names the file or the setting.
         ConfigError: the settings do not fit the data, a package is missing, or the cache folder
             cannot be written.
     """

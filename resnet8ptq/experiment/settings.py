@@ -56,7 +56,7 @@ class Settings:
 
     @cached_property
     def quantizer(self) -> Quantizer:
-        """The quantizer for these settings."""
+        """The quantizer of `config.backend`, made once."""
         return make_quantizer(self.config, self.runtime)
 
     @cached_property

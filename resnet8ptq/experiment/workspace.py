@@ -68,7 +68,7 @@ class Workspace:
 
     @property
     def config(self) -> RunConfig:
-        """The settings of the run."""
+        """The settings of the run; in a copy by `vary`, the changed ones."""
         return self.settings.config
 
     @property

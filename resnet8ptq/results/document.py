@@ -203,7 +203,8 @@ class Answer:
         run: the run; None if the sweep recommends no run for the use.
         sweep: the sweep whose recommendation is judged; None for a run by itself.
         use: the requested use; empty without a sweep.
-        because: the reason for this run, or why there is none; empty without a sweep.
+        because: the reason for this run, or why there is none; without a sweep, why the run was not
+        measured, else empty.
     """
 
     verdict: str

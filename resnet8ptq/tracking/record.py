@@ -495,8 +495,8 @@ class RunRecord(BaseModel):
         """Return a 95% interval as (low, high); None if it was not measured.
 
         Args:
-            name: `value` for the metric, `delta` for the difference from FP32; without labels
-                also `drop` for the loss.
+            name: `value` for the metric; `delta` for the difference from FP32, with labels; `drop`
+                for the loss, with task=deviation.
         """
         low = self.metrics.get(f"ci95/{name}_low")
         high = self.metrics.get(f"ci95/{name}_high")

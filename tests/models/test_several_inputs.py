@@ -137,6 +137,19 @@ def test_a_scalar_among_the_inputs_takes_a_fixed_value(tmp_path):
     assert [t.name for t in conversion.read_record(folder).contract.inputs] == ["ids", "mask"]
 
 
+@pytest.mark.parametrize("value", [300, -1, float("inf"), "a"])
+def test_a_fixed_value_that_its_dtype_lacks_is_named(tmp_path, value):
+    nodes = MASKED.replace(
+        "kept = Mul(rows, wide)",
+        "cast = Cast<to = 1>(rate) half = Mul(rows, cast) kept = Mul(half, wide)",
+    )
+    path = write(tmp_path / "a.onnx", nodes, WORDS, mask="int64[N, L] mask, uint8 rate")
+    folder = tmp_path / "made"
+    folder.mkdir()
+    with pytest.raises(ModelError, match=rf"model\.inputs\.rate: got {value}, expected numbers"):
+        conversion.convert(path, folder, TEXTS, ModelConfig(inputs={"rate": value}))
+
+
 def test_one_array_does_not_fill_two_inputs(tmp_path):
     with pytest.raises(ModelError, match=r"has 2 inputs .*and the samples are one array"):
         convert(write(tmp_path / "a.onnx", MASKED, WORDS), tmp_path / "made", IDS)

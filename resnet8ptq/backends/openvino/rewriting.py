@@ -27,8 +27,8 @@ Step = tuple[str, ArrayLike]  # an operator and its constant operand
 def avoid_faults(proto: onnx.ModelProto) -> onnx.ModelProto:
     """Return a model without the patterns that OpenVINO computes wrongly or in float.
 
-    The model computes the same up to rounding. The function changes `proto`, which must not be used
-    afterwards.
+    The model computes the same up to rounding. `proto` must not be used afterwards, because the
+    result shares its weights.
     """
     # Only means need the sizes, which take time to infer
     sizes: Mapping[str, Sequence[int]] = {}

@@ -155,7 +155,7 @@ def _find_changes(
 
 
 def _attempt(work: Workspace, config: RunConfig) -> Compared:
-    """Quantize with these settings, with newly drawn calibration samples; compare with FP32."""
+    """Quantize with these settings and the samples that they draw; compare with FP32."""
     drawn = work.samples.calibrated_with(config.calib.samples_per_class, config.seed)
     varied = replace(work.vary(config), samples=drawn)
     quantized, _ = _quantize(varied)

@@ -154,8 +154,8 @@ def _fix_input(graph: onnx.GraphProto, name: str, values: Any) -> None:
     """Give an input constant values, in place.
 
     Raises:
-        ModelError: there is no such input, or the values are not finite numbers, or have more axes
-            than the input.
+        ModelError: there is no such input, or the values are not finite numbers, do not fit its
+            dtype, or have more axes than the input.
     """
     inputs = {value.name: value for value in gate.graph_inputs(graph)}
     if name not in inputs:
@@ -167,7 +167,7 @@ def _fix_input(graph: onnx.GraphProto, name: str, values: Any) -> None:
         constant = np.array(values, dtype)
         if not np.isfinite(constant.astype(np.float64)).all():
             raise ValueError("not finite")
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, OverflowError):
         raise ModelError(f"model.inputs.{name}: got {values}, expected numbers") from None
 
     # Spread the values over the declared shape, if they fit it

@@ -65,7 +65,8 @@ def export(network: torch.nn.Module, example: Any, samples: Mapping[str, NDArray
 
     Args:
         example: inputs [n, ...] of `forward` as a tensor, a tuple or list, or a dict by parameter
-            name; by default zeros in the shapes of `samples`.
+            name; by default zeros like `samples`, tried with channels first and last, and integers
+            also as floats.
         samples: inputs [n, ...] by name, and labels.
 
     Raises:
