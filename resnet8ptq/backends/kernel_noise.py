@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from resnet8ptq.data.dataset import Split
-from resnet8ptq.tasks.scoring.distortion import sqnr_db
+from resnet8ptq.tasks.scoring.distortion import sqnr_or_infinity
 
 Array = NDArray[Any]
 
@@ -23,7 +23,7 @@ NEAR_DB = 6.0  # a quarter of the noise
 
 @dataclass(frozen=True)
 class KernelNoise:
-    """Three SQNRs in dB by `measure_db`, which are infinite without noise.
+    """Three SQNRs in dB by `sqnr_or_infinity`, which are infinite without noise.
 
     Attributes:
         kernels_db: the SQNR of the kernels' outputs against the file's definition.
@@ -51,14 +51,14 @@ class KernelNoise:
             run_fp32: returns FP32's outputs; called only if `kernels_db` is below the limit.
             limit_db: the value of `kernels_db` from which the noise is accepted.
         """
-        kernels_db = measure_db(defined, computed)
+        kernels_db = sqnr_or_infinity(defined, computed)
         if kernels_db >= limit_db:
             return cls(kernels_db, quantization_db=None)
         fp32 = run_fp32()
         return cls(
             kernels_db,
-            quantization_db=measure_db(fp32, defined),
-            computed_db=measure_db(fp32, computed),
+            quantization_db=sqnr_or_infinity(fp32, defined),
+            computed_db=sqnr_or_infinity(fp32, computed),
         )
 
     @property
@@ -92,21 +92,6 @@ class KernelNoise:
         if math.isinf(self.kernels_db):
             return {}
         return {"kernels_sqnr_db": f"{self.kernels_db:.1f}"}
-
-
-def measure_db(signal: Sequence[Array], values: Sequence[Array]) -> float:
-    """Return the SQNR of the worst output in dB; infinite if `sqnr_db` returns None.
-
-    It is minus infinity if only the values have NaN or infinity.
-    """
-    value = sqnr_db(signal, values)
-    if value is not None:
-        return value
-    return -math.inf if _is_finite(signal) and not _is_finite(values) else math.inf
-
-
-def _is_finite(outputs: Sequence[Array]) -> bool:
-    return all(np.isfinite(output).all() for output in outputs)
 
 
 def draw_batch(calibration: Split, most: int = SAMPLES) -> Array | None:

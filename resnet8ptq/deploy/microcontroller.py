@@ -34,8 +34,12 @@ _BYTES = {
     TensorType.INT64: 8,
 }
 _KINDS = {
-    **{"int8": "signed char", "uint8": "unsigned char", "int16": "short", "int32": "int"},
-    **{"int64": "long long", "float32": "float"},
+    "int8": "signed char",
+    "uint8": "unsigned char",
+    "int16": "short",
+    "int32": "int",
+    "int64": "long long",
+    "float32": "float",
 }
 
 

@@ -39,8 +39,12 @@ def save(evaluation: Evaluation, folder: Path) -> None:
             np.save(folder / f"{name}{number}.npy", values)
     if outputs.logits is not None:
         np.save(folder / "logits.npy", outputs.logits)
-    times = {"seconds": evaluation.seconds, "batching": astuple(evaluation.batching)}
-    (folder / "evaluation.json").write_text(json.dumps(times))
+    run = {
+        "seconds": evaluation.seconds,
+        "batching": astuple(evaluation.batching),
+        "batch_sqnr_db": evaluation.batch_sqnr_db,
+    }
+    (folder / "evaluation.json").write_text(json.dumps(run))
 
 
 def load(folder: Path, final: str) -> Evaluation:
@@ -60,8 +64,9 @@ def load(folder: Path, final: str) -> Evaluation:
         final=final,
         raw=_map_arrays(folder, "raw"),
     )
-    times = json.loads((folder / "evaluation.json").read_text())
-    return Evaluation(outputs, times["seconds"], Batching(*times["batching"]))
+    run = json.loads((folder / "evaluation.json").read_text())
+    batching = Batching(*run["batching"])
+    return Evaluation(outputs, run["seconds"], batching, run["batch_sqnr_db"])
 
 
 def _map_arrays(folder: Path, name: str) -> tuple[Array, ...]:

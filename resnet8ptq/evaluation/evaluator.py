@@ -5,6 +5,7 @@ No other module scores the artifacts of runs.
 
 import json
 import logging
+import math
 import shutil
 import time
 from dataclasses import asdict, dataclass, field, replace
@@ -124,6 +125,20 @@ class Compared:
 
     evaluation: Evaluation
     comparison: Comparison
+
+    @property
+    def sqnr_db(self) -> float:
+        """The SQNR of the outputs in dB; infinite if they did not change.
+
+        It is minus infinity if a value is NaN or infinite, so that it is the worst of all.
+        """
+        sqnr_db = self.comparison.sqnr_db
+        if sqnr_db is not None:
+            return float(sqnr_db)
+        for values in self.evaluation.outputs.returned:
+            if values.dtype.kind == "f" and not np.isfinite(values).all():
+                return -math.inf
+        return math.inf
 
 
 @dataclass(frozen=True)
@@ -269,6 +284,7 @@ class Evaluator:
 
         # Score the samples that were run, with logits
         assert evaluation is not None  # a plan has at least one analysis
+        _warn_of_batch(self.quantizer.config, evaluation)
         if not search:
             evaluation = inference.with_logits(evaluation, copies, seen)
         scores = self._score(evaluation.outputs, seen)
@@ -312,6 +328,7 @@ class Evaluator:
         if evaluation is None:
             evaluation = self._infer(self.quantizer, path, samples, label, batch_size, logits)
             evaluation_cache.keep(root, key, evaluation)
+        _warn_of_batch(self.quantizer.config, evaluation)
         return evaluation
 
     def _infer(
@@ -324,14 +341,9 @@ class Evaluator:
         logits: bool = False,
     ) -> Evaluation:
         copies, batching = self._open(quantizer, path, samples, batch_size)
-        reduction = self.task.scope.reduction
         evaluation = inference.infer(
-            copies, samples, batching, label, self.network.final, reduction
+            copies, samples, batching, label, self.network.final, self.task.scope.reduction
         )
-        if quantizer.config.method not in BY_BATCH:
-            reduced = reduction is not None
-            decibels = inference.find_batch_sqnr_db(copies[0], samples, evaluation, reduced)
-            _warn_of_batch(quantizer.config.backend.name, batching.batch_size, decibels)
         if logits:
             evaluation = inference.with_logits(evaluation, copies, samples)
         return evaluation
@@ -400,7 +412,9 @@ class Evaluator:
             evaluation_cache.save(evaluation, folder)
 
         folder = cache.entry(self.runtime.cache_root, "baselines", key, make)
-        return Baseline(evaluation_cache.load(folder, self.network.final).outputs, path)
+        evaluation = evaluation_cache.load(folder, self.network.final)
+        _warn_of_batch(self.fp32_quantizer.config, evaluation)
+        return Baseline(evaluation.outputs, path)
 
     def _score(self, outputs: Outputs, samples: Split) -> Scores:
         if self.before_softmax and outputs.logits is None:
@@ -408,16 +422,17 @@ class Evaluator:
         return self.task.score(outputs, inference.targets_of(samples))
 
 
-def _warn_of_batch(backend: str, batch_size: int, sqnr_db: float) -> None:
-    """Warn if the outputs of a sample depend on its batch, see `find_batch_sqnr_db`."""
-    if sqnr_db < inference.BATCH_DB:
-        log.warning(
-            "backend=%s: the outputs of a sample alone and in a batch of %d differ, by an SQNR of "
-            "%.1f dB: a kernel is wrong; try evaluate.batch_size=1, or another backend",
-            backend,
-            batch_size,
-            sqnr_db,
-        )
+def _warn_of_batch(config: QuantizationConfig, evaluation: Evaluation) -> None:
+    """Warn if the outputs of a sample depend on its batch, see `Evaluation.batch_sqnr_db`."""
+    if config.method in BY_BATCH or evaluation.batch_sqnr_db >= inference.BATCH_DB:
+        return
+    log.warning(
+        "backend=%s: the outputs of a sample alone and in a batch of %d differ, by an SQNR of "
+        "%.1f dB: a kernel is wrong; try evaluate.batch_size=1, or another backend",
+        config.backend.name,
+        evaluation.batching.batch_size,
+        evaluation.batch_sqnr_db,
+    )
 
 
 def _backend(quantizer: Quantizer) -> str:

@@ -10,11 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from resnet8ptq.backends.contract import Predictor
-from resnet8ptq.backends.kernel_noise import measure_db
 from resnet8ptq.core.console import track
 from resnet8ptq.core.errors import ModelError
 from resnet8ptq.data.dataset import Split
 from resnet8ptq.evaluation.batching import Batching, run_all
+from resnet8ptq.tasks.scoring.distortion import sqnr_or_infinity
 from resnet8ptq.tasks.scoring.outputs import PROBABILITIES, Array, Outputs, Reduction, Targets
 
 LOGIT_SAMPLES = 1000
@@ -34,6 +34,8 @@ class Evaluation:
 
     Attributes:
         seconds: the time for all samples, without loading and without collecting logits.
+        batch_sqnr_db: the SQNR of samples in a batch beside the same samples alone, see
+            `_compare_alone`.
         cached: whether the outputs are from the cache; `seconds` is then the time of the earlier
             run.
     """
@@ -41,6 +43,7 @@ class Evaluation:
     outputs: Outputs
     seconds: float
     batching: Batching
+    batch_sqnr_db: float = math.inf
     cached: bool = False
 
 
@@ -78,7 +81,10 @@ def infer(
     joined = tuple(map(batches.restore, _join(kept)))
     if not joined:
         raise ModelError(OTHER_NUMBERS)
-    return Evaluation(Outputs(joined, None, final, _join(raw)), seconds, batching)
+    whole = Outputs(joined, None, final, _join(raw))
+    returned = whole.raw if reduction else whole.values
+    batch_sqnr_db = _compare_alone(copies[0], split, batching.batch_size, returned)
+    return Evaluation(whole, seconds, batching, batch_sqnr_db)
 
 
 def _run(
@@ -99,8 +105,8 @@ def _run(
     return reduction(outputs, batch), outputs
 
 
-def find_batch_sqnr_db(
-    copy: Predictor, split: Split, evaluation: Evaluation, reduced: bool
+def _compare_alone(
+    copy: Predictor, split: Split, batch_size: int, outputs: Sequence[Array]
 ) -> float:
     """Return the SQNR in dB of the last samples of the first batch, beside the same samples alone.
 
@@ -108,24 +114,23 @@ def find_batch_sqnr_db(
     2.13's 8-bit instance normalization does so with more samples than a channel has pixels.
 
     Args:
-        reduced: whether the task has reduced the outputs; their first raw ones are compared then.
+        outputs: the network's outputs for the first batch or more; empty if they are not kept.
 
     Returns:
-        The SQNR of the worst output, see `measure_db`. It is infinite without a difference, and if
-        nothing is compared: for texts, for a batch of few samples, and without a row for each
-        sample.
+        The SQNR of the worst output, see `sqnr_or_infinity`. It is infinite without a difference,
+        and if nothing is compared: for texts, for a batch of few samples, and without a row for
+        each sample.
     """
-    size = split.limit(evaluation.batching.batch_size)
+    size = split.limit(batch_size)
     if split.lengths is not None or not ALONE < size <= len(split):
         return math.inf
-    outputs = evaluation.outputs.raw if reduced else evaluation.outputs.values
     last = slice(size - ALONE, size)
     in_batch = [values[last] for values in outputs]
     [batch] = split.take(np.arange(size)[last]).batches(ALONE)
     alone = copy.predict(batch)
     if [values.shape for values in in_batch] != [values.shape for values in alone]:
         return math.inf
-    return measure_db(alone, in_batch)
+    return sqnr_or_infinity(alone, in_batch)
 
 
 def extend(before: Evaluation | None, after: Evaluation) -> Evaluation:
@@ -134,7 +139,12 @@ def extend(before: Evaluation | None, after: Evaluation) -> Evaluation:
         return after
     joined = _join([before.outputs.values, after.outputs.values])
     whole = replace(after.outputs, values=joined)  # tasks of hits reduce nothing, so `raw` is empty
-    return replace(after, outputs=whole, seconds=before.seconds + after.seconds)
+    return replace(
+        after,
+        outputs=whole,
+        seconds=before.seconds + after.seconds,
+        batch_sqnr_db=min(before.batch_sqnr_db, after.batch_sqnr_db),
+    )
 
 
 def _pad(batches: Sequence[Sequence[Array]]) -> list[Sequence[Array]]:

@@ -1,6 +1,7 @@
 """Measures the artifact, reloaded from disk, on reported and selection samples."""
 
 import logging
+import math
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from resnet8ptq.backends.contract import Nodes, Resolved, describe_execution
-from resnet8ptq.backends.kernel_noise import measure_db
 from resnet8ptq.backends.onnx.operators import count_kernels
 from resnet8ptq.config.schema import BY_BATCH, LatencyConfig, RunConfig
 from resnet8ptq.core import background
@@ -195,20 +195,17 @@ def compare_machines(
     here = local.compare(path, seen, "Evaluating here", logits=False)
 
     # Rounding in other kernels explains small differences, but not larger ones
-    outputs_here = _without_masks(here.evaluation)
-    outputs_there = _without_masks(there)
-    sqnr_db = distortion.sqnr_db(outputs_here, outputs_there)
-    measured_db = measure_db(outputs_here, outputs_there)  # also for outputs of NaN
-    if measured_db < KERNELS_DB:
+    sqnr_db = distortion.sqnr_or_infinity(_without_masks(here.evaluation), _without_masks(there))
+    if sqnr_db < KERNELS_DB:
         log.warning(
             "target.command: the same file gives other outputs there (SQNR %.1f dB against this "
             "machine); %s here is %s",
-            measured_db,
+            sqnr_db,
             task.metric.title,
             task.metric.show(here.comparison.model.value),
         )
     return {
-        "target/sqnr_db": sqnr_db,
+        "target/sqnr_db": sqnr_db if math.isfinite(sqnr_db) else None,
         f"target/here_{task.metric.name}": here.comparison.model.value,
     }
 

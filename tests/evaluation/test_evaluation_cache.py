@@ -9,7 +9,7 @@ import pytest
 from resnet8ptq.backends.contract import Predictor
 from resnet8ptq.backends.onnx.quantizer import OnnxQuantizer
 from resnet8ptq.core.machine import Runtime
-from resnet8ptq.evaluation import evaluation_cache, evaluator
+from resnet8ptq.evaluation import evaluation_cache, evaluator, inference
 from resnet8ptq.evaluation.batching import Batching
 from resnet8ptq.evaluation.inference import Evaluation
 from resnet8ptq.tasks import classification
@@ -46,6 +46,18 @@ def test_an_equal_file_is_not_run_again(opened, quantize, shapes, tmp_path):
     np.testing.assert_array_equal(again.outputs.values[0], first.outputs.values[0])
     assert first.outputs.logits is not None
     np.testing.assert_array_equal(again.outputs.logits, first.outputs.logits)
+
+
+def test_outputs_that_depend_on_the_batch_are_named_from_the_cache_too(
+    opened, quantize, shapes, monkeypatch, caplog
+):
+    monkeypatch.setattr(inference, "sqnr_or_infinity", lambda alone, in_batch: 3.0)
+    measuring, loaded = opened
+    path = quantize("backend=onnx").artifact.path
+    for times in (1, 2):
+        measuring.run(path, shapes.test.take(np.arange(130)))
+        assert loaded == [path]
+        assert [message.count("in a batch of 64") for message in caplog.messages] == [1] * times
 
 
 def test_another_file_sample_or_batch_is_run(opened, quantize, shapes):

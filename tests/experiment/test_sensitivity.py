@@ -20,6 +20,7 @@ from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core.errors import ConfigError, QuantizationError
 from resnet8ptq.data.dataset import Dataset
 from resnet8ptq.data.sampling import draw_calibration
+from resnet8ptq.evaluation.evaluator import Compared
 from resnet8ptq.experiment.layers import sensitivity, sensitivity_table
 from resnet8ptq.experiment.layers.ranking import LayerSensitivity, SensitivityResult
 from resnet8ptq.graph.layers import weight_layers
@@ -210,10 +211,8 @@ def test_network_is_cut_before_its_softmax(shapes, shapes_model, tmp_path):
 )
 def test_outputs_of_nan_have_the_lowest_sqnr(sqnr_db, output, expected):
     outputs = Outputs((np.full((2, 3), output, np.float32),))
-    compared = SimpleNamespace(
-        comparison=SimpleNamespace(sqnr_db=sqnr_db), evaluation=SimpleNamespace(outputs=outputs)
-    )
-    assert sensitivity.find_sqnr_db(compared) == expected
+    compared = Compared(SimpleNamespace(outputs=outputs), SimpleNamespace(sqnr_db=sqnr_db))
+    assert compared.sqnr_db == expected
 
 
 def test_figure_has_a_row_for_each_layer():

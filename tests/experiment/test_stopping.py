@@ -8,6 +8,7 @@ import pytest
 
 from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.data.sampling import shuffle
+from resnet8ptq.evaluation import inference
 from resnet8ptq.evaluation.sequential import PASS, StoppingPlan
 from resnet8ptq.evaluation.stopped_hits import find_outcome
 from resnet8ptq.experiment.samples import SamplesByRole
@@ -83,6 +84,20 @@ def test_scoring_stops_at_an_analysis_with_what_a_whole_run_predicts(
     assert metrics["stopping/planned"] == plan.total
     assert metrics["stopping/loss_low"] < metrics["stopping/loss"] < metrics["stopping/loss_high"]
     assert metrics["ci95/delta_low"] == -metrics["stopping/loss_high"]
+
+
+@pytest.mark.slow
+def test_a_run_that_stops_names_outputs_that_depend_on_the_batch(
+    quantize, shapes, shapes_model, monkeypatch, caplog
+):
+    cell = quantize("backend=onnx")
+    evaluator = evaluator_of(replace(cell.config, cache_dir=None), shapes_model)
+    evaluator.baseline(shapes.test)
+    monkeypatch.setattr(inference, "sqnr_or_infinity", lambda alone, in_batch: 3.0)
+    plan = StoppingPlan(len(shapes.test), 0.1, 0.05)
+    evaluator.compare_until(cell.artifact.path, shapes.test, plan)
+    [message] = caplog.messages
+    assert "SQNR of 3.0 dB" in message and "evaluate.batch_size=1" in message
 
 
 @pytest.mark.slow

@@ -17,6 +17,7 @@ from resnet8ptq.backends.file import onnx_file
 from resnet8ptq.core import machine
 from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.data.dataset import Split
+from resnet8ptq.evaluation.evaluator import Compared
 from resnet8ptq.evaluation.result import RunResult
 from resnet8ptq.experiment.settings import resolve
 from resnet8ptq.exploration.diagnosis import diagnosing
@@ -373,7 +374,7 @@ def compared(sqnr_db, output):
         sqnr_db=sqnr_db, loss=lambda: 0.0, model=SimpleNamespace(value=0.9)
     )
     outputs = Outputs((np.full((2, 3), output, np.float32),))
-    return SimpleNamespace(comparison=comparison, evaluation=SimpleNamespace(outputs=outputs))
+    return Compared(SimpleNamespace(outputs=outputs), comparison)
 
 
 def test_outputs_of_nan_gain_nothing():

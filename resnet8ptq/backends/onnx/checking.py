@@ -16,6 +16,7 @@ from resnet8ptq.backends import kernel_noise
 from resnet8ptq.backends.contract import Predict
 from resnet8ptq.backends.kernel_noise import KernelNoise
 from resnet8ptq.data.dataset import Split
+from resnet8ptq.tasks.scoring.distortion import sqnr_or_infinity
 
 log = logging.getLogger(__name__)
 
@@ -117,7 +118,7 @@ def find_optimizer(
     """
     for optimizer in OPTIMIZERS:
         outputs = open_file(without=[optimizer])(samples)
-        sqnr = kernel_noise.measure_db(defined, outputs)
+        sqnr = sqnr_or_infinity(defined, outputs)
         if sqnr >= max(LIMIT_DB, kernels_db + 3):  # +3 dB halves the noise
             return optimizer
     return None

@@ -14,7 +14,7 @@ class LayerSensitivity:
     Attributes:
         name: the layer's short name.
         node: its name in the ONNX graph, for `nodes_to_exclude`; empty for all layers.
-        sqnr_db: SQNR of the outputs over all samples, see `sensitivity.find_sqnr_db`.
+        sqnr_db: SQNR of the outputs over all samples, see `Compared.sqnr_db`.
         value: the task's metric.
         lost: the loss of `value` against FP32, see `Metric.loss`.
         saved_bytes: the FP32 artifact's size minus this artifact's size.

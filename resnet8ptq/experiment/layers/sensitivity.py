@@ -4,18 +4,15 @@ Sensitivity is measured on training samples that did not calibrate, never on tes
 it serves to choose layers.
 """
 
-import math
 import tempfile
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 
-import numpy as np
 import onnx
 
 from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core.console import track
-from resnet8ptq.evaluation.evaluator import Compared
 from resnet8ptq.experiment.layers.ranking import LayerSensitivity, SensitivityResult
 from resnet8ptq.experiment.network_and_data import fit_settings
 from resnet8ptq.experiment.recorder import Recorder
@@ -75,20 +72,6 @@ def cut_softmax(network: Fp32Model, path: Path) -> Fp32Model:
     onnx.save(proto, path)
     conversion = replace(network.conversion, final=LOGITS)
     return replace(network, onnx_path=path, conversion=conversion)
-
-
-def find_sqnr_db(compared: Compared) -> float:
-    """Return the SQNR of the outputs in dB; infinite if they did not change.
-
-    It is minus infinity if a value is NaN or infinite, so that such a layer is the most sensitive.
-    """
-    sqnr_db = compared.comparison.sqnr_db
-    if sqnr_db is not None:
-        return float(sqnr_db)
-    for values in compared.evaluation.outputs.returned:
-        if values.dtype.kind == "f" and not np.isfinite(values).all():
-            return -math.inf
-    return math.inf
 
 
 class Layers:
@@ -182,7 +165,7 @@ class Layers:
         return LayerSensitivity(
             name=name,
             node=node,
-            sqnr_db=find_sqnr_db(compared),
+            sqnr_db=compared.sqnr_db,
             value=comparison.model.value,
             lost=comparison.loss(),
             size_bytes=quantized.size_bytes,

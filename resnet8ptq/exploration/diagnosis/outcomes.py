@@ -9,7 +9,6 @@ from resnet8ptq.core.console import track
 from resnet8ptq.core.errors import PtqError
 from resnet8ptq.core.text import printable
 from resnet8ptq.evaluation.evaluator import Compared
-from resnet8ptq.experiment.layers.sensitivity import find_sqnr_db
 from resnet8ptq.exploration.search.changes import Change
 from resnet8ptq.tasks.scoring.metric import DIGITS, Metric
 from resnet8ptq.tasks.scoring.statistics import SIGNIFICANCE
@@ -26,7 +25,7 @@ class Outcome:
         words: the change, or the half that is rounded; empty for the unchanged settings.
         value: the task's metric; NaN if the change could not be tried.
         won: the loss against FP32 that the change removes, see `Metric.loss`.
-        sqnr_db: SQNR of the output, see `find_sqnr_db`; NaN if not tried.
+        sqnr_db: SQNR of the output, see `Compared.sqnr_db`; NaN if not tried.
         won_db: the gain in SQNR over the unchanged settings; minus infinite if not tried.
         p_value: p-value of the task's paired test against the unchanged settings; None without such
             a test.
@@ -78,7 +77,7 @@ def weigh(words: str, compared: Compared, reference: Compared, task: Task) -> Ou
     comparison = compared.comparison
     unvaried = reference.comparison
     value = comparison.model.value
-    sqnr_db = find_sqnr_db(compared)
+    sqnr_db = compared.sqnr_db
     won = round(unvaried.loss() - comparison.loss(), DIGITS) + 0.0  # turns -0.0 into 0.0
     gain = 0.0
     if sqnr_db != before.sqnr_db:  # inf - inf is NaN
@@ -93,7 +92,7 @@ Compare = Callable[[RunConfig], Compared]
 def unchanged(compared: Compared) -> Outcome:
     """Return the outcome of the unchanged settings."""
     value = compared.comparison.model.value
-    return Outcome("", value, won=0.0, sqnr_db=find_sqnr_db(compared), won_db=0.0)
+    return Outcome("", value, won=0.0, sqnr_db=compared.sqnr_db, won_db=0.0)
 
 
 def attempt(

@@ -226,6 +226,22 @@ def sqnr_db(signal: Sequence[Array], values: Sequence[Array]) -> float | None:
     return to_db(ratios[worst_output(signal, ratios)])
 
 
+def sqnr_or_infinity(signal: Sequence[Array], values: Sequence[Array]) -> float:
+    """Return `sqnr_db` as a number that can be compared.
+
+    It is infinite where `sqnr_db` is None, and minus infinity if only the values have NaN or
+    infinity.
+    """
+    value = sqnr_db(signal, values)
+    if value is not None:
+        return value
+    return -math.inf if _is_finite(signal) and not _is_finite(values) else math.inf
+
+
+def _is_finite(outputs: Sequence[Array]) -> bool:
+    return all(np.isfinite(output).all() for output in outputs)
+
+
 def sqnr_of_each(
     names: Sequence[str], signal: Sequence[Array], values: Sequence[Array]
 ) -> dict[str, float | None]:
