@@ -1,4 +1,4 @@
-"""Computes a network's tensors on the calibration samples, in the order of its layers."""
+"""Computes tensors of a network on samples, batch by batch, for corrections layer by layer."""
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
@@ -26,10 +26,10 @@ from resnet8ptq.graph.weights import Array
 
 
 class Walk:
-    """Runs a network from a stored inner tensor instead of from the network's input.
+    """Runs a network from the network's input, or after `to` from a stored inner tensor.
 
-    This serves corrections that measure a layer, change it, and measure the next one. `to(node)`
-    moves past the nodes that no longer change; `run(names)` yields tensors [n, ...] batch by batch.
+    This serves corrections that measure a layer, change it, and measure the next one. `to` moves
+    past nodes that no longer change; `run(names)` yields tensors [n, ...] batch by batch.
 
         walk = setting.walk(fp32)
         for node in nodes:
@@ -38,9 +38,9 @@ class Walk:
                 ...
 
     The stored tensor is a cut: all layers after it depend only on it and on the network's inputs
-    (`graph.layers.find_cuts`). If the cuts' tensors of all samples fit into a step's memory
-    budget, a walk over all layers takes as long as a few runs of the network. Without cuts, it
-    would take one run for each layer.
+    (`graph.layers.find_cuts`). If each cut's tensor fits into a step's memory budget for all
+    samples, a walk over all layers takes as long as a few runs of the network. Without cuts, each
+    layer would take a run from the network's input.
     """
 
     def __init__(
@@ -80,7 +80,8 @@ class Walk:
     def to(self, node: onnx.NodeProto, label: str) -> None:
         """Move to the last cut before a node; the nodes up to the cut must not change afterwards.
 
-        The walk stays where it is if the cut's tensor for all samples exceeds a step's memory.
+        The walk stays where it is if the cut's tensor for all samples would exceed a step's memory
+        budget.
         """
         names = [other.name for other in self._proto.graph.node]
         position = names.index(node.name)
@@ -99,11 +100,11 @@ class Walk:
         self._kept = kept
 
     def parts(self, names: list[str]) -> list[list[str]]:
-        """Split tensors into parts for `run`, each within a step's memory budget for one sample."""
+        """Split tensors into parts for `run`, see `group_by_memory`."""
         return group_by_memory(self._proto, names)
 
     def run(self, names: list[str], label: str | None = None) -> Iterator[list[Array]]:
-        """Yield tensors after the walk's position, batch by batch.
+        """Yield the values of tensors, batch by batch.
 
         Args:
             label: the title of a progress bar; None for no bar.
@@ -134,7 +135,7 @@ class Walk:
         return compute
 
     def _batches(self, needed: Set[str]) -> Iterator[dict[str, Array]]:
-        """Yield the stored cut tensor of each batch, and the network's inputs if needed."""
+        """Yield the stored tensor of each batch, if any, and the network's inputs if needed."""
         kept = [{self._source: source} for source in self._kept or ()]
         if kept and needed.isdisjoint(self._inputs):
             yield from kept

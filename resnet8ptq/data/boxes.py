@@ -1,7 +1,7 @@
 """Boxes as labels of samples: an array with one record for each picture.
 
 image_id        the picture's id in the annotations
-height, width   size of the picture in its file
+height, width   size of the picture before resizing, after its rotation by EXIF data
 scale, offset   [2]: x and y of the picture become scale * x + offset in the network's input
 count           number of boxes
 boxes           [M] records, of which the first `count` are used:

@@ -28,16 +28,16 @@ MAX_SAMPLES = 10_000_000  # limited, since each sample is hashed
 class Split:
     """Stored samples [N, ...], their labels and their source.
 
-    Pictures are [N, H, W, C] uint8, or [N, C, H, W] in a user's own arrays; samples of several
-    inputs are records [N] (`core.records`). The samples may be mapped from files, so code reads
-    them in batches.
+    Pictures are uint8 [N, H, W, C]; a user's own arrays may be [N, C, H, W] instead. Samples of
+    several inputs are records [N] (`core.records`). The samples may be mapped from files, so code
+    reads them in batches.
 
     Attributes:
         labels: classes [N] int64, classes of tokens [N, tokens] int64 (-100 for tokens that are not
             scored), several classes [N, classes] bool, values [N, ...] of floats, texts [N], masks
             [N, H, W] uint8, pictures [N, H, W, C] uint8, or boxes (see `boxes`); None without
             labels.
-        source: the file or folder of the samples, for messages.
+        source: the origin of the samples in messages, such as their folder.
         preprocessing: the arithmetic from samples to network inputs.
         layout: the order of a sample's axes in the network's input, see `preprocessing.arrange`.
         dtype: the dtype of the network's input.
@@ -307,7 +307,8 @@ class Dataset:
             classes without names.
         named: False if the classes are only numbers up to the largest label, so that the network
             may have more classes.
-        class_ids: the ids of the classes in the annotations; empty if the data have no such ids.
+        class_ids: the ids of the classes in the annotations, negative for classes that these lack;
+            empty if the data have no such ids.
         calibration: unlabelled samples for calibration in place of training samples; None for
             training samples.
     """

@@ -263,6 +263,7 @@ def resize_all(data: Dataset, preprocess: PreprocessConfig, cache_root: Path) ->
 
     Raises:
         ConfigError: the samples are not pictures [N, H, W, 1 or 3] of uint8.
+        DataError: see `pictures.fit`.
     """
     if not data.test.has_pictures or data.image_shape[2] not in (1, 3):
         setting = f"size: got {preprocess.size}"
@@ -280,17 +281,17 @@ def resize_all(data: Dataset, preprocess: PreprocessConfig, cache_root: Path) ->
 def resize(split: Split, preprocess: PreprocessConfig, cache_root: Path) -> Split:
     """Return a split of uint8 pictures [N, H, W, 1 or 3], resized or converted to grey.
 
-    Labels of uint8, which are masks or target pictures, are resized too.
+    Masks are resized too, and target pictures are changed in the same way.
     """
     settings = str(sorted(asdict(preprocess).items()))
     key: cache.Key = {"images": split.digest, "settings": settings, **_versions()}
-    if split.stored.shape[3] == 1:
-        preprocess = replace(preprocess, channels="grey")
 
     def resize_one(image: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        fitted = preprocess
         if image.shape[2] == 1:  # Pillow takes grey pictures without a channel axis
             image = image[..., 0]
-        return pictures.to_array(pictures.fit(Image.fromarray(image), preprocess))
+            fitted = replace(preprocess, channels="grey")
+        return pictures.to_array(pictures.fit(Image.fromarray(image), fitted))
 
     def make(folder: Path) -> None:
         shape = (len(split), *resize_one(split.stored[0]).shape)

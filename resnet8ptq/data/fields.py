@@ -55,11 +55,11 @@ class Fields:
 
     @property
     def length_mask(self) -> str | None:
-        """The mask that gives the length of a sample; None if the network takes one length."""
+        """The mask that gives the length of a sample; None unless the network takes any length."""
         return self.mask if self.any_length else None
 
     def longest(self, stored: np.dtype[Any]) -> int | None:
-        """Return the length of stored records; None if the network takes one length."""
+        """Return the padded length of stored records; None unless the network takes any length."""
         if self.length_mask is None:
             return None
         return int(stored[self.length_mask].shape[0])
@@ -105,9 +105,9 @@ def lengths(mask: NDArray[Any]) -> NDArray[np.int64]:
 
 
 def find_masked(dtype: np.dtype[Any]) -> tuple[str, ...]:
-    """Return the names of the fields that are as long as the mask, and of the mask.
+    """Return the names of the fields that are as long as the mask, with the mask's own.
 
-    () without a mask.
+    Without a mask, the result is empty.
     """
     mask = find_mask(dtype)
     if mask is None:

@@ -22,14 +22,14 @@ def find_data(config: DataConfig, own_network: bool = False) -> DataConfig:
     `data.root` names the data set; for `data=coco`, `data.images` does. If it is null for
     `data=cifar10`, `$CIFAR10_DIR` names the folder. Without that variable, the search goes through
     `data/cifar-10-batches-py` and the download cache; then CIFAR-10 is downloaded. If that fails,
-    `data.on_missing=shapes` falls back to the embedded set.
+    `data.on_missing=shapes` falls back to the embedded set, unless the user has named a network.
 
     Args:
         own_network: whether the user has named a network, which the embedded set does not fit.
 
     Returns:
-        The config, in which `data.root` (`data.images` for `data=coco`) and the further files of a
-        table are absolute paths. For the embedded set, `root` is None; where it replaces CIFAR-10,
+        The config, with absolute paths in `data.root` (`data.images` for `data=coco`), `data.test`
+        and `data.tokenizer`. For the embedded set, `root` is None; where it replaces CIFAR-10,
         `name` becomes `shapes`.
 
     Raises:

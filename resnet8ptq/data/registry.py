@@ -82,7 +82,7 @@ def find_size(
     Args:
         data: the located data set.
         find_networks: returns height and width of the network's pictures, or None if it fixes no
-            size; called only if needed, because it is slow.
+            size; called only if the data have picture files, because it is slow.
     """
     if preprocess.size is not None:
         return preprocess
@@ -155,7 +155,7 @@ def _damage_as_data_error(key: str, path: str | None) -> Iterator[None]:
     """Turn a library's error into a `DataError` of one line, with the setting and its file.
 
     Libraries raise dozens of error classes. The sources' own errors, which name the damaged part,
-    pass unchanged. Without a path, as for embedded data sets, no error is converted.
+    pass unchanged. Without a path, as for the embedded set, no error is converted.
     """
     if path is None:
         yield
@@ -174,7 +174,8 @@ def _read_calibration(
     """Return the pictures in a folder, resized to the size of the data set's pictures.
 
     Raises:
-        ConfigError: the folder does not exist, or the data set has no pictures.
+        ConfigError: the folder does not exist, or the data set has no pictures
+            [N, H, W, 1 or 3].
         DataError: the folder has no pictures, or one cannot be read.
     """
     from resnet8ptq.data.sources import folder  # imports Pillow
@@ -187,6 +188,11 @@ def _read_calibration(
 
     # Calibration needs the shape of the other samples
     height, width, channels = data.image_shape
+    if channels not in (1, 3):
+        raise ConfigError(
+            f"calib.images: got {name}, but the pictures of {data.name} are {data.image_shape}; "
+            "expected [height, width, 1 or 3]"
+        )
     if preprocess.size is None:
         preprocess = replace(preprocess, size=[height, width])
     if channels == 1:

@@ -1,6 +1,7 @@
 """Draws samples by role: for calibration, for choices and to report, without overlap.
 
-Samples of one group, such as the windows of a clip, have one role.
+Samples of one group, such as the windows of a clip, have one role, unless the user's own split
+divides the group.
 """
 
 import logging
@@ -235,12 +236,12 @@ def _join_units(
 def draw_selection(data: Dataset, samples: int | None, calibration: Split) -> Split | None:
     """Draw the samples that choose among models: those of `draw_held_out` not in `calibration`.
 
-    Runs with different calibration samples draw nearly the same samples.
+    Runs with different calibration samples draw from the same held-out samples.
 
     Returns:
-        The samples; None if there are fewer than `LEAST_TO_CHOOSE` of them, or fewer than twice as
-        many training samples. A group counts as one sample. Also None if only one of the splits has
-        labels.
+        The samples. None if they are fewer than `LEAST_TO_CHOOSE`, if the training samples are
+        fewer than twice that number, or if only one of the splits has labels. A group counts as one
+        sample.
 
     Raises:
         ConfigError: see `draw_held_out`.

@@ -5,9 +5,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from PIL import Image
 
-from resnet8ptq.config.schema import PreprocessConfig
-from resnet8ptq.core.errors import DataError
+from resnet8ptq.config.schema import ArraysConfig, PreprocessConfig
+from resnet8ptq.core.errors import ConfigError, DataError
 from resnet8ptq.data import decoding, registry
 from resnet8ptq.data.dataset import hash_samples
 from resnet8ptq.data.sampling import draw_calibration
@@ -90,3 +91,27 @@ def test_the_real_set():
     assert (len(loaded.train), len(loaded.test)) == (49927, 9980)
     drawn = draw_calibration(loaded, 100, 42)
     assert np.bincount(drawn.split.labels).tolist() == [100] * 10
+
+
+@pytest.mark.parametrize(("pictured", "targeted"), [(3, 1), (1, 3)])
+def test_resized_targets_keep_their_channels(tmp_path, pictured, targeted):
+    random = np.random.default_rng(0)
+    images = random.integers(0, 256, (8, 6, 6, pictured), np.uint8)
+    targets = random.integers(0, 256, (8, 6, 6, targeted), np.uint8)
+    np.savez(tmp_path / "pairs.npz", x=images, y=targets)
+    config = ArraysConfig(root=str(tmp_path / "pairs.npz"))
+    test = registry.read(config, PreprocessConfig(size=4), tmp_path / "cache").test
+    assert test.stored.shape[1:] == (4, 4, pictured)
+    assert test.labels.shape[1:] == (4, 4, targeted)
+
+
+def test_a_folder_does_not_calibrate_arrays_with_channels_first(tmp_path):
+    """The axes of a picture file, [H, W, C], are others."""
+    images = np.random.default_rng(0).integers(0, 256, (8, 3, 6, 6), np.uint8)
+    np.savez(tmp_path / "first.npz", x=images, y=np.arange(8) % 2)
+    others = tmp_path / "others"
+    others.mkdir()
+    Image.fromarray(images[0].transpose(1, 2, 0)).save(others / "one.png")
+    config = ArraysConfig(root=str(tmp_path / "first.npz"))
+    with pytest.raises(ConfigError, match=r"calib\.images: .* are \(3, 6, 6\); expected \[height"):
+        registry.read(config, PreprocessConfig(), tmp_path / "cache", calibrating=str(others))

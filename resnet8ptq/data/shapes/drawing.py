@@ -62,7 +62,7 @@ def _square(u: Floats, v: Floats, p: Floats) -> Floats:
 
 
 def _sides(normals: Sequence[tuple[float, float]], u: Floats, v: Floats) -> Floats:
-    """Return the distances to the lines of all sides, [sides,n,32,32], in ascending order."""
+    """Return the positions along each side's normal, [sides,n,32,32], in ascending order."""
     return np.sort([a * u + b * v for a, b in normals], axis=0)
 
 
