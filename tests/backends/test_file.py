@@ -12,7 +12,7 @@ from ai_edge_litert import schema_py_generated as schema
 from onnx import TensorProto, helper, numpy_helper, parser
 
 from resnet8ptq.backends.contract import Predictor, Quantizer
-from resnet8ptq.backends.file import openvino_file, predictor, reading, tflite_file
+from resnet8ptq.backends.file import onnx_file, openvino_file, predictor, reading, tflite_file
 from resnet8ptq.backends.file.contents import Contents, Layer, Port, rounded
 from resnet8ptq.backends.file.matching import match_inputs, match_outputs
 from resnet8ptq.backends.onnx.options import OnnxConfig
@@ -123,6 +123,37 @@ def test_layers_of_inner_graphs_are_among_the_layers(tmp_path, cache_root):
     onnx.save(proto, tmp_path / "inside.onnx")
     contents = contents_of(tmp_path / "inside.onnx", cache_root)
     assert [layer.weights for layer in contents.quantized] == ["int8"]
+
+
+@pytest.mark.parametrize(
+    ("weights", "activations"),
+    [("w = Cast<to = 1>(h)", "float32"), ("w = Transpose(h)", "float16")],
+)
+def test_weights_in_float16_may_become_float32_before_the_layer(weights, activations):
+    kind = activations.removesuffix("32")
+    proto = parser.parse_model(f"""
+        <ir_version: 8, opset_import: ["": 17]>
+        half ({kind}[n, 2] x) => ({kind}[n, 2] y) <float16[2, 2] h = {{1, 2, 3, 4}}> {{
+            {weights}
+            y = MatMul(x, w)
+        }}""")
+    [layer] = onnx_file.read(proto.SerializeToString(), Path("half.onnx")).layers
+    assert (layer.weights, layer.activations) == ("float16", activations)
+
+
+@needs("openvino")
+@pytest.mark.parametrize("activations", ["float32", "float16"])
+def test_weights_in_float16_may_become_float32_in_openvino(tmp_path, activations):
+    operators = library().opset13
+    data = operators.parameter([-1, 2], np.dtype(activations), name="x")
+    weights = operators.constant(np.float16([[1, 2], [3, 4]]))
+    if activations == "float32":
+        weights = operators.convert(weights, "f32")
+    product = operators.matmul(data, weights, False, False)
+    path = tmp_path / "half.xml"
+    library().save_model(library().Model([product], [data]), path, compress_to_fp16=False)
+    [layer] = openvino_file.read(openvino_file.fetch(path), path).layers
+    assert (layer.weights, layer.activations) == ("float16", activations)
 
 
 def test_quantize_linear_without_a_zero_point_names_its_dtype(tmp_path, cache_root):

@@ -87,7 +87,7 @@ _MOVES = ("Identity", "Transpose", "Reshape", "Flatten", "Squeeze", "Unsqueeze",
 
 
 def fetch(path: Path) -> bytes:
-    """Return the content of a checked file, with its external data inlined.
+    """Check a file, and return its content with the external data inlined.
 
     Raises:
         ModelError: see `gates.onnx.read_quantized`.
@@ -175,7 +175,10 @@ def _dequantize(values: NDArray[Any], tensor: Inner) -> NDArray[Any]:
 
 
 def open_logits(content: bytes, threads: int) -> RawRun | None:
-    """Load a copy without the final softmax; None if no softmax computes the only output."""
+    """Load a copy that ends before the final softmax; see `graph.session.end_at_logits`.
+
+    Returns None if no softmax computes the only output.
+    """
     proto = onnx.ModelProto.FromString(content)
     if not end_at_logits(proto):
         return None
@@ -246,9 +249,10 @@ class _Graph:
         return takers
 
     def output(self, value: onnx.ValueInfoProto) -> Port:
-        """Return the port of an output; an integer output has the scale of its producer's output.
+        """Return the port of an output, with the scale of an integer output if it is known.
 
-        Nodes that only move the values do not count as producers.
+        `_OUTPUT_SCALES` has the producers whose scale is known. Nodes that only move the values do
+        not count as producers.
         """
         node = self.producers.get(value.name)
         while node is not None and node.op_type in _MOVES and node.op_type != "Cast":
@@ -341,8 +345,8 @@ class _Graph:
     def _dequantized(self, node: onnx.NodeProto) -> dict[str, Any]:
         """Return the attributes of `Inner` for the weights and the bias of an integer operator.
 
-        The result is empty if `_scaled_levels` returns nothing. It lacks the bias if the bias or
-        the data's scale is not a constant.
+        The result is empty if `_scaled_levels` returns nothing. It lacks a bias that is not a
+        constant, and an integer bias if the data's scale is not one constant number.
         """
         places = _ON_INTEGERS[node.op_type]
         axis = places.axis
@@ -439,7 +443,8 @@ class _Graph:
         """Return the attributes of `Inner` for ConvInteger or MatMulInteger, by its float output.
 
         ONNX Runtime's `quantize_dynamic` writes a Cast after the node, then a Mul by the product of
-        the scales of data and weights. The result is empty for any other nodes.
+        the scales of data and weights. The result is empty if other nodes follow, if none or both
+        of these scales are constants, or if `_scaled_levels` returns nothing.
         """
         cast = self._only_taker(node.output[0], "Cast")
         scaled = self._only_taker(cast.output[0], "Mul") if cast else None
@@ -520,7 +525,7 @@ class _Graph:
                     operator=node.op_type,
                     name=node.name or node.output[0],
                     weights=stored,
-                    activations=self._computed(node, zero, stored),
+                    activations=self._computed(node, weights, zero),
                 )
 
     def _stored(self, name: str) -> str:
@@ -543,12 +548,12 @@ class _Graph:
         scaled = node.op_type == "Mul" and node.input[1] in self.constants
         return scaled or node.op_type in (*_MOVES, "DequantizeLinear")
 
-    def _computed(self, node: onnx.NodeProto, zero: int, stored: str) -> str:
+    def _computed(self, node: onnx.NodeProto, weights: int, zero: int) -> str:
         """Return the dtype in which a layer takes its data.
 
         Args:
+            weights: the input index of the weights.
             zero: the input index of the data's zero point; -1 if the operator has none.
-            stored: the dtype of the weights, which float weights share with the data.
         """
         if node.op_type.startswith("DynamicQuantize"):
             return "uint8"
@@ -559,6 +564,18 @@ class _Graph:
             maker = self.producers.get(maker.input[0])
         if maker is not None and maker.op_type == "DequantizeLinear":
             return self._zero_dtype(maker, 2)
+        return self._float_dtype(node.input[weights])
+
+    def _float_dtype(self, name: str) -> str:
+        """Return the float dtype in which a layer takes its weights; float32 if it is unknown."""
+        while name not in self.constants:
+            node = self.producers.get(name)
+            if node is None or not self._keeps_levels(node):
+                return "float32"
+            if node.op_type == "Cast":
+                return _dtype(attribute(node, "to", onnx.TensorProto.FLOAT))
+            name = node.input[0]
+        stored = _dtype(self.constants[name].data_type)
         return stored if stored in FLOATS else "float32"
 
     def _zero_dtype(self, node: onnx.NodeProto, index: int) -> str:

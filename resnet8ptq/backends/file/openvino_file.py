@@ -1,6 +1,6 @@
 """Describes a quantized network of OpenVINO, and runs it in OpenVINO.
 
-The network is an .xml file and a .bin file; `fetch` packs both unchanged into one zip archive.
+The network is an .xml file and a .bin file, or one zip archive of both, which `fetch` returns.
 """
 
 from collections import Counter
@@ -34,6 +34,7 @@ def fetch(path: Path) -> bytes:
 
     Raises:
         ModelError: the .bin file is missing or a link.
+        OSError: see `files.read_bytes`; the limit of each file is 2 GiB.
     """
     if path.suffix.lower() == archive.SUFFIX:
         return files.read_bytes(path, _MAX_BYTES)
@@ -132,7 +133,7 @@ class _Layer:
 
     Attributes:
         weights: the graph's value that holds the weights, computed from constants only.
-        stored: the stored dtype of the weights.
+        stored: the dtype of the weights, see `_stored`.
         grouped: whether the first axis of the weights counts groups.
     """
 
@@ -168,7 +169,10 @@ def _layer(value: Any, varying: Container[str]) -> _Layer | None:
 
 
 def _is_constant(value: Any) -> bool:
-    """Return whether the values come from a constant; the shape of a Reshape may be computed."""
+    """Return whether the first inputs, through FakeQuantize and `_MOVES`, lead to a constant.
+
+    Other inputs, such as the shape of a Reshape, may be computed.
+    """
     node = value.get_node()
     while node.get_type_name() in ("FakeQuantize", *_MOVES):
         node = node.input_value(0).get_node()
@@ -197,7 +201,7 @@ def _compute(layers: list[_Layer]) -> list[NDArray[np.float32]]:
 def _inner(name: str, operator: Any) -> Inner:
     """Return the description of an operator's output, with the range of a FakeQuantize.
 
-    The range is left out if it is not constant, or not the same for all values.
+    The range is left out unless each of its ends is a constant with one number.
     """
     if operator.get_type_name() != "FakeQuantize":
         return Inner(name)
@@ -219,13 +223,13 @@ def _read_scalar(value: Any) -> float | None:
 
 
 def open_logits(content: bytes, threads: int) -> RawRun | None:
-    """Load a copy without the final softmax; None if no softmax computes the only output."""
+    """Load a copy without the final softmax; return None if no softmax computes the only output."""
     cut = archive.end_at_logits(archive.read(content))
     return None if cut is None else _open(cut, threads)
 
 
 def _open(graph: Any, threads: int) -> RawRun:
-    """Compile a graph as OpenVINO's FP32 baseline is compiled: their latencies are comparable."""
+    """Compile a graph with the settings of OpenVINO's FP32 baseline: latencies are comparable."""
     return _as_raw(make_network(graph, threads))
 
 
@@ -272,7 +276,7 @@ def _layers(graph: Any) -> Iterator[Layer]:
                 operator=kind,
                 name=operator.get_friendly_name(),
                 weights=stored,
-                activations=_computed(operator.input_value(0), stored),
+                activations=_computed(operator.input_value(0)),
             )
 
 
@@ -293,21 +297,15 @@ def _stored(value: Any) -> str:
     return _NAMES.get(name, name)
 
 
-def _computed(value: Any, stored: str) -> str:
-    """Return the dtype in which a layer takes its data.
-
-    After FakeQuantize this is the type of its levels. Otherwise it is that of 16-bit float weights,
-    or float32.
-
-    Args:
-        stored: the dtype of the weights.
-    """
+def _computed(value: Any) -> str:
+    """Return the dtype in which a layer takes its data: after FakeQuantize, that of its levels."""
     node = value.get_node()
     while node.get_type_name() in ("Reshape", "Transpose", "Squeeze", "Unsqueeze"):
         node = node.input_value(0).get_node()
     if node.get_type_name() == "FakeQuantize":
         return _levels(node)
-    return stored if stored in ("float16", "bfloat16") else "float32"
+    name = value.get_element_type().get_type_name()
+    return _NAMES.get(name, name)
 
 
 def _levels(node: Any) -> str:
