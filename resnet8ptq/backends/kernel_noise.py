@@ -95,9 +95,7 @@ class KernelNoise:
 
 
 def draw_batch(calibration: Split, most: int = SAMPLES) -> Array | None:
-    """Return the first calibration samples as one batch.
-
-    Returns None if there are no samples, because all ranges are preset.
+    """Return the first calibration samples as one batch; None if there are no samples.
 
     Args:
         most: the largest batch size; the network or the memory may allow less.

@@ -1,4 +1,4 @@
-"""The quantizer of `backend=file`, which passes on a file of another program unchanged.
+"""The quantizer of `backend=file`, which passes on a file that another program has quantized.
 
 The file is untrusted: `reading` checks it. `matching` maps the file's inputs and outputs to those
 of the FP32 network. By default, FP32 mostly runs in the file's framework, see `_find_fp32`.
@@ -72,7 +72,8 @@ class FileQuantizer(Quantizer):
 
         Raises:
             ConfigError: `reading` refuses the file.
-            UnsupportedError: a setting does not apply to a file of another program.
+            UnsupportedError: a setting does not apply to a file of another program; see also
+                `reading.admit`.
         """
         refuse_others(self.config, _TAKES)
         contents = self._admitted.contents
@@ -218,8 +219,8 @@ class FileQuantizer(Quantizer):
     def _find_fp32(self, model: Fp32Model) -> str:
         """Return the framework that runs the FP32 network by default.
 
-        This is the file's framework, except for some TFLite files: it is ONNX Runtime if the
-        network does not become a .tflite file without ONNX, or with model.fold=false.
+        This is the file's framework. For a TFLite file, it is ONNX Runtime if the network
+        does not become a .tflite file without ONNX, see `is_tflites`, or with model.fold=false.
         """
         if self._engine != "tflite":
             return self._engine

@@ -1,7 +1,7 @@
 """Checks, describes and test-runs an untrusted file, in a separate process.
 
-The cache keeps the file as a single file, with its description. This process loads only files that
-passed the check.
+The cache keeps the file as a single file, with its description. The calling process loads only
+files that passed the check.
 """
 
 import json
@@ -52,7 +52,7 @@ class Admitted:
     def open_logits(self, threads: int) -> RawRun | None:
         """Load a copy that ends before the final softmax.
 
-        Returns None without a softmax, or if files of this format cannot be cut.
+        Returns None if the reader finds no final softmax, or cannot cut files of this format.
         """
         run: RawRun | None = reader_of(self.path).open_logits(self.path.read_bytes(), threads)
         return run
@@ -98,8 +98,9 @@ def admit(path: Path, cache_root: Path) -> Admitted:
 
     Raises:
         ConfigError: the file is missing, of an unknown format, unsafe, damaged or not quantized, or
-            fails its test run, see `_try`; or the reading process crashes.
-        UnsupportedError: the library that runs the file is not installed.
+            fails its test run, see `_try`; or the reading process crashes or exceeds its limits.
+        UnsupportedError: the library that runs the file is not installed, or OpenVINO cannot
+            compile the file.
     """
     suffix = find_suffix(path)
     name = "model.zip" if suffix == ".xml" else f"model{suffix}"  # the name in the cache
@@ -163,7 +164,7 @@ def _read(path: Path, module: str) -> tuple[bytes, dict[str, Any]]:
     Raises:
         ModelError: the file is damaged or unsafe, `Contents.narrowed` is empty, or the test run
             fails.
-        UnsupportedError: the library that runs the file is not installed.
+        UnsupportedError: see `admit`.
     """
     substitute = files.name_substitute(path)
     if substitute:

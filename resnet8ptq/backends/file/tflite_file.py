@@ -124,8 +124,9 @@ def open_run(content: bytes, threads: int, reference: bool = False) -> RawRun:
 def open_tensors(content: bytes, threads: int) -> Tensors:
     """Load a file so that it returns the tensors that its operators compute, dequantized.
 
-    These are the tensors of `_is_value`. Conversions are left out, because they
-    repeat a tensor in another dtype. No operators are fused, see `open_interpreter`.
+    These are the tensors of `_is_value`. Outputs of QUANTIZE and DEQUANTIZE are left out, because
+    they repeat a tensor in another dtype or scale. XNNPACK fuses no operators, see
+    `open_interpreter`.
     """
     model = tflite.read_model(content)
     tensors = model.subgraphs[0].tensors
@@ -167,7 +168,8 @@ def open_tensors(content: bytes, threads: int) -> Tensors:
 def read_constant(model: Any, tensor: Any) -> NDArray[np.float32] | None:
     """Return the values of a constant, dequantized.
 
-    Returns None for a computed tensor, for integers without a known scale, and for other dtypes.
+    Returns None for a computed tensor, for integers without a known scale, for blocks that
+    `_scale_blocks` refuses, and for other dtypes.
     """
     if not tflite.is_constant(model, tensor):
         return None
@@ -232,7 +234,7 @@ def _inner(tensor: Any) -> Inner:
 
 
 def open_logits(content: bytes, threads: int) -> RawRun | None:
-    """Load a copy without the final softmax; None if no softmax computes the only output."""
+    """Load a copy without the final softmax; return None if `end_at_logits` does."""
     cut = end_at_logits(content)
     if cut is None:
         return None
@@ -240,7 +242,7 @@ def open_logits(content: bytes, threads: int) -> RawRun | None:
 
 
 def _ports(model: Any, indices: Any, kind: str) -> tuple[Port, ...]:
-    """Return inputs or outputs, with their names in the first signature, or those of the tensors.
+    """Return inputs or outputs, named as in the first signature, or else as their tensors.
 
     Args:
         kind: `inputs` or `outputs`.

@@ -1,4 +1,4 @@
-"""Quantizes with ONNX Runtime, and runs the files in it."""
+"""Quantizes for ONNX Runtime, and runs the files in it."""
 
 from resnet8ptq.core.descriptor import Backend, Search
 

@@ -24,7 +24,7 @@ from resnet8ptq.models.summary import Summary
 
 
 def sweep(flags: Collection[str], network: Summary | None) -> str | None:
-    """Return the settings of a sweep over dtypes and granularities for a CPU with these flags."""
+    """Return the settings of a sweep for a CPU with these flags."""
     dtypes = "dtype=u8s8"
     if may_saturate("u8s8", flags):
         dtypes = "dtype=uint8,u8s8 reduce_range=true"

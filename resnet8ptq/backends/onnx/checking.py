@@ -109,8 +109,8 @@ def find_optimizer(
 ) -> str | None:
     """Return the first optimizer without which the outputs are right; None if there is none.
 
-    Outputs are right if their SQNR reaches `LIMIT_DB`, and is 3 dB above `kernels_db`: the noise
-    is then halved.
+    Outputs are right if their SQNR reaches `LIMIT_DB`, and is at least 3 dB above `kernels_db`: the
+    noise is then at most half.
 
     Args:
         defined: the outputs without graph optimization.

@@ -51,7 +51,7 @@ def quantize(
     kernels take no scale for each channel.
 
     Args:
-        skipped: names of the nodes that stay in float.
+        skipped: names of the nodes that this function leaves in float.
     """
     proto = onnx.load(onnx_path)
 

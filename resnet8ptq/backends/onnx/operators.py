@@ -11,6 +11,8 @@ INTEGER = re.compile("^Q|Integer|^DynamicQuantize")
 def count_kernels(operators: Mapping[str, int]) -> tuple[int, int]:
     """Return the numbers of layers of an optimized graph that run on integers and in float.
 
+    These layers are convolutions and matrix products; an LSTM does not count.
+
     >>> count_kernels({"QLinearConv": 9, "FusedGemm": 1, "QuantizeLinear": 2})
     (9, 1)
 

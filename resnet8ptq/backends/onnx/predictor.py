@@ -62,7 +62,7 @@ def _open(provider: str, model: str | bytes, threads: int, without: Sequence[str
 
 @contextmanager
 def _refusals(provider: str) -> Iterator[None]:
-    """Raise the errors of a library in the block as `UnsupportedError`."""
+    """Raise a library's error or a `RefusalError` in the block as `UnsupportedError`."""
     with errors_as(UnsupportedError, f"backend.provider={provider}: it refuses the file"):
         try:
             yield

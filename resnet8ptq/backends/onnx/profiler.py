@@ -32,7 +32,7 @@ def profile(path: Path, threads: int) -> Iterator[Profiler]:
 
 
 def count_kernels(path: Path) -> tuple[int, int]:
-    """Return the numbers of layers that run on integers and in float on the CPU."""
+    """Return the numbers of layers on integers and in float on the CPU; see `operators`."""
     with tempfile.TemporaryDirectory() as folder:
         session = open_session(str(path), 1, Path(folder))
         session.end_profiling()

@@ -93,7 +93,7 @@ _INTEGER_LAYERS = ("QLinearConv", "QGemm", "QLinearMatMul")
 
 
 class OnnxQuantizer(Quantizer):
-    """Quantizes with ONNX Runtime, and runs the file there; see `contract.Quantizer`."""
+    """Quantizes for ONNX Runtime, and runs the file there; see `contract.Quantizer`."""
 
     widths: ClassVar[tuple[int, ...]] = (2, 4, 8, FLOAT_BITS)
 
@@ -164,12 +164,12 @@ class OnnxQuantizer(Quantizer):
     def fit(self, model: Fp32Model) -> dict[str, object]:
         """Check that the settings suit the network, and choose the format if it is `auto`.
 
-        With method=weight_only, `op_types` becomes the operators that the method quantizes. See
-        also `contract.Quantizer`.
+        method=dynamic is not checked here. With method=weight_only, `op_types` becomes the
+        operators that the method quantizes. See also `contract.Quantizer`.
 
         Raises:
-            UnsupportedError: there is no layer for the method (for `mixed`, no convolution or no
-                dynamic layer), or `float_output` is impossible.
+            UnsupportedError: the network has no layer for method=weight_only or dtype=fp16, no
+                convolution or no dynamic layer for method=mixed, or `float_output` is impossible.
             QuantizationError, ConfigError: see `contract.Quantizer`.
         """
         config = self.config
@@ -244,9 +244,9 @@ class OnnxQuantizer(Quantizer):
     def quantize(
         self, model: Fp32Model, decisions: Decisions, calibration: Split, folder: Path
     ) -> Artifact:
-        """Quantize with ONNX Runtime, then run the passes of `_passes`; see `contract.Quantizer`.
+        """Quantize by the method, then run the passes of `_passes`; see `contract.Quantizer`.
 
-        dtype=fp32 copies the network, and dtype=fp16 only stores its weights in float16.
+        dtype=fp32 copies the network instead, and dtype=fp16 stores its weights in float16.
         """
         path = folder / MODEL_FILE
         config = self.config
@@ -307,7 +307,7 @@ class OnnxQuantizer(Quantizer):
         return Artifact(path, quantized_layers=count, ranges=calibrated, details=details)
 
     def _save(self, written: onnx.ModelProto, path: Path, calibration: Split) -> None:
-        """Save a file; with `slim`, drop its unused parts.
+        """Save a file; with the setting `slim`, save the copy that `slim.slim` makes.
 
         Raises:
             QuantizationError: the slim file is invalid, or gives other outputs on a batch of
@@ -372,7 +372,7 @@ class OnnxQuantizer(Quantizer):
     def _passes(
         self, network: onnx.GraphProto, narrow: dict[str, WeightScheme], tables: Sequence[str]
     ) -> list[Pass]:
-        """Return the passes over the file that ONNX Runtime's quantizer has written, in order."""
+        """Return the passes over the quantized file, in order."""
         passes: list[Pass] = [
             rewriting.restore_outputs([value.name for value in network.output]),
             sort,  # the quantizer ignores the tensors that inner graphs use
@@ -485,7 +485,7 @@ class OnnxQuantizer(Quantizer):
         file_format: str,
         activations: Activations,
     ) -> dict[str, Range]:
-        """Quantize `source` into `path`; return the activation ranges that were used.
+        """Quantize `source` into `path`; return the ranges that ONNX Runtime's quantizer gets.
 
         Args:
             source: the file to quantize, which gets added nodes; ranges.json is written beside it.
@@ -575,8 +575,8 @@ class OnnxQuantizer(Quantizer):
 def _find_without_range(graph: onnx.GraphProto, ranges: Mapping[str, Range]) -> list[str]:
     """Return the names of the Softmax nodes without a range, such as those in float64.
 
-    ONNX Runtime's quantizer replaces the calibrated range of every Softmax, and fails if there is
-    no range to replace (1.31). It leaves other nodes without a range in float.
+    ONNX Runtime's quantizer replaces the calibrated range of each Softmax that it quantizes, and
+    fails if there is no range to replace (1.31). It leaves other nodes without a range in float.
     """
     names = []
     for node in graph.node:
@@ -634,11 +634,11 @@ def _lines_counted() -> Iterator[None]:
 
 
 def count_quantized_layers(proto: onnx.ModelProto) -> int:
-    """Count the layers on integers, and those whose weights alone have fewer bits.
+    """Count the layers with quantized data and weights, or with weights alone in fewer bits.
 
-    Layers on integers are convolutions, matrix products and LSTMs. In QDQ format, such a layer is a
-    float operator whose first two inputs are dequantized. Weights alone are stored in blocks, or as
-    `weight_storage.count_layers` describes.
+    Layers with quantized data are convolutions, matrix products and dynamic LSTMs. In QDQ format,
+    such a layer is a Conv, Gemm or MatMul whose first two inputs are dequantized. Weights alone are
+    stored in blocks, or as `weight_storage.count_layers` describes.
     """
     nodes = proto.graph.node
     dequantized = {node.output[0] for node in nodes if node.op_type == "DequantizeLinear"}
