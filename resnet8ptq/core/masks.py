@@ -19,8 +19,8 @@ _FIRST = 48  # the character of the value 0
 def read(segmentation: Any, height: int, width: int) -> bytes:
     """Return the mask of an annotation, which holds polygons [[x, y, ...], ...] or run lengths.
 
-    Returns b"" for any other form, which many data sets of boxes have, and for invalid or too large
-    masks. Everything is checked here, because the C code of pycocotools does not check its input.
+    Returns b"" for any other form, such as the empty list of many data sets of boxes, and for
+    invalid or too large masks. The C code of pycocotools does not check its input.
     """
     from pycocotools import mask
 
@@ -65,7 +65,8 @@ def _parse(text: bytes) -> list[int]:
     """Return the run lengths of a compressed mask, see `rleFrString` of pycocotools.
 
     Raises:
-        ValueError: the text has another character, or ends within a number.
+        ValueError: the text has an invalid character, ends within a number, or has a number of more
+            than 13 characters.
     """
     counts: list[int] = []
     value = 0
@@ -98,7 +99,13 @@ def _compress(counts: list[int], height: int, width: int) -> bytes:
 
 
 def encode(inside: NDArray[np.bool_], top: int, left: int, height: int, width: int) -> bytes:
-    """Return the mask of a picture; `inside` [rows, columns] is its part at `top` and `left`."""
+    """Return the mask of an object in a picture of `height` x `width` pixels.
+
+    Args:
+        inside: whether each pixel belongs to the object, [rows, columns], for a part of the picture
+            with the whole object.
+        top, left: the position of the part.
+    """
     # Find the edges of the runs in each column, as positions in the picture
     rows = len(inside)
     columns = np.zeros((inside.shape[1], rows + 1), np.int8)  # the extra row ends each run
@@ -124,7 +131,10 @@ def empty(height: int, width: int) -> bytes:
 
 
 def of_box(box: Sequence[float], height: int, width: int) -> bytes:
-    """Return the mask of a box (left, top, width and height in pixels), rounded to whole pixels."""
+    """Return the mask of a box (left, top, width and height in pixels).
+
+    The box is rounded to whole pixels and clipped to the picture.
+    """
     left, top, *size = box
     edges = np.round([left, top, left + size[0], top + size[1]])
     left, top, right, bottom = edges.clip(0, [width, height] * 2).astype(int).tolist()
@@ -169,7 +179,7 @@ def split(joined: bytes, count: int) -> list[bytes]:
 
 
 def of_record(record: Any) -> list[bytes]:
-    """Return the masks of the objects of a picture, see `data.boxes`; empty if there are none."""
+    """Return the masks of a picture's objects, see `data.boxes`; empty if the data have none."""
     if "masks" not in record.dtype.names:
         return []
     return split(record["masks"], int(record["count"]))

@@ -35,8 +35,8 @@ def budget() -> int:
 
     The budget is the largest power of two up to half of the memory that `set_limit` sets, but at
     least `LEAST` and at most `MOST`. The other half is for libraries, weights and their copies.
-    With a power of two, runs with about the same memory have the same batches, and therefore the
-    same sums over them.
+    With a power of two, a small difference in memory rarely changes the batches and the sums over
+    them.
     """
     asked = os.environ.get(_VARIABLE)
     whole = int(float(asked) * 1e9) if asked else _half_of_free()
@@ -101,10 +101,10 @@ def free_bytes(file_cache: bool = False) -> int | None:
     """Return the memory that is free for this process; None if the system does not report it.
 
     The result is the smaller of the free memory of the machine (`man 5 proc`, MemAvailable) and
-    that of the control group (version 2).
+    that of the control group at /sys/fs/cgroup (version 2), if any.
 
     Args:
-        file_cache: whether the control group's unused file cache counts as free.
+        file_cache: whether the control group's inactive file cache counts as free.
     """
     free = []
     with suppress(OSError):

@@ -1,4 +1,4 @@
-"""Other tools' names of this program's settings and commands, for messages about wrong words."""
+"""Other words for settings, options and commands, for messages about unknown words."""
 
 from resnet8ptq.core.descriptor import find_backends
 

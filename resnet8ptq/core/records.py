@@ -57,7 +57,7 @@ def names_of(dtype: DTypeLike) -> tuple[str, ...]:
 def find_mask(dtype: DTypeLike) -> str | None:
     """Return the field that masks padding: `attention_mask`, else the only one named `...mask`.
 
-    Otherwise it is None. Only fields of one axis count, [N, length].
+    Otherwise, the result is None. Only fields [N, length] count.
     """
     masks = []
     for name in names_of(dtype):

@@ -1,4 +1,4 @@
-"""Tables: one list of typed columns, rendered for a terminal, a CSV file and Markdown.
+"""Tables: one list of columns, rendered for a terminal, a CSV file and Markdown.
 
 sizes = (
     Column("file", lambda path: path.name, key="file"),

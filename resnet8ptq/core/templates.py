@@ -1,7 +1,7 @@
-"""Jinja templates of Markdown, code, HTML and SVG; none is escaped automatically.
+"""Jinja templates of Markdown, code, HTML and SVG, which escape no value automatically.
 
 Filters for untrusted text: `md` in Markdown, `code` as Markdown code, `line` in a line of an
-indented block, `html` in HTML.
+indented block, `html` in HTML and SVG.
 """
 
 import html

@@ -1,4 +1,4 @@
-"""Untrusted text made safe for a terminal, a log, a page or a file name; mends for wrong words."""
+"""Makes untrusted text safe for a terminal, a page or a file name; suggests words in messages."""
 
 import re
 from collections.abc import Collection, Iterable
@@ -71,7 +71,7 @@ def shorten(text: str, length: int) -> str:
 
 
 def escape_markdown(text: object) -> str:
-    """Return a text in one line with its Markdown characters escaped."""
+    """Return a text in one line with its Markdown characters escaped, except those of lists."""
     return re.sub(r"([\\`*_{}\[\]<>#|~!&])", r"\\\1", printable(str(text)))
 
 
@@ -89,7 +89,7 @@ def code_span(text: object) -> str:
 
 
 def unescape_markdown(text: str) -> str:
-    """Return the text that `escape_markdown` escaped.
+    """Remove the escapes of `escape_markdown`.
 
     >>> unescape_markdown(escape_markdown("per_channel=true"))
     'per_channel=true'
@@ -119,7 +119,8 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
     parts: dict[str, str] = {}
     for name in spelled:
         if "_" in name:
-            parts |= dict.fromkeys(reversed(name.split("_")), name)
+            named = filter(None, reversed(name.split("_")))
+            parts |= dict.fromkeys(named, name)
     close = get_close_matches(wanted, parts, n=1, cutoff=0.8)
     if not close:
         return None
@@ -178,7 +179,7 @@ _SECONDS = {"s": 1, "sec": 1, "m": 60, "min": 60, "h": 3600}
 def mend_value(key: str, got: object) -> str:
     """Return the end of a message: the setting that a value such as `30s`, `1%` or `32x24` means.
 
-    It is empty for other values.
+    A time needs a key that ends in `minutes` or `seconds`. For other values, the text is empty.
 
     >>> mend_value("max_drop", "1%"), mend_value("minutes", "30s")
     ('; try max_drop=0.01', '; try minutes=0.5')
@@ -215,7 +216,7 @@ def safe_name(text: str) -> str:
 
 
 def show(text: object) -> str:
-    """Return a text with `?` for each unprintable character except line breaks.
+    """Return a text with `?` for each unprintable character except line feeds.
 
     Control characters could move the cursor or change the settings of a terminal.
     """

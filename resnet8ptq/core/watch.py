@@ -1,4 +1,4 @@
-"""Prints the current step whenever the program has printed nothing for a while.
+"""Prints the current step after a silence of the program, unless a bar already shows the step.
 
 A thread checks the running steps, so slow code only has to name its step: see `console.waiting` and
 `console.track`.
@@ -43,7 +43,7 @@ class WatchedStep:
         unit: the name of the parts, such as `batches`; empty for a step without progress.
         total: the number of parts; None if it is unknown.
         done: the number of finished parts.
-        begin: the time by `time.monotonic`.
+        begin: the time of the start, by `time.monotonic`.
     """
 
     label: str
@@ -53,7 +53,7 @@ class WatchedStep:
     begin: float = field(default_factory=lambda: _now())
 
     def describe(self) -> str:
-        """Return the step and its progress as text."""
+        """Return the label with the progress; for a step without parts, with its seconds so far."""
         if not self.unit:
             return f"{self.label} ... {_now() - self.begin:.0f} s"
         if self.total is None or self.done == 0:
@@ -130,7 +130,7 @@ class Watch:
         """Write a line if it is due; return the seconds until the next one.
 
         The line has the innermost step, and the outer ones that have progress. Without steps, it
-        has the imports since the last line, or the label `between`.
+        has the label of `_find_import`, else `between`. No line is due while bars show the steps.
         """
         with self._lock:
             steps = [*self.steps]
@@ -152,9 +152,9 @@ class Watch:
             return pause
 
     def _find_import(self) -> str:
-        """Return a label for the imports since the last line; empty if there are none.
+        """Return a label for the imports since a line was last due; empty if there are none.
 
-        The label names a framework that users know, not the libraries that it imports.
+        The label names the latest of `_FRAMEWORKS`; without one, it is `Loading libraries`.
         """
         names = list(sys.modules)  # names in the order in which their imports began
         for name in reversed(names[self._modules :]):

@@ -204,6 +204,10 @@ def test_two_letters_changed_places(name, where):
     assert nearest(swapped, ["advise", "deploy", "report", "sync", "server"]) == name
 
 
+def test_no_word_is_close_to_an_empty_one():
+    assert nearest("", ["id", "_id"]) is None
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "typed",
