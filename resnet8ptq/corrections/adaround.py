@@ -116,7 +116,8 @@ def learn_rounding(
     to exclude (`setting.searches`), their layers are learned too, so that the search learns once;
     the returned network keeps their weights.
 
-    With `correct_biases`, a layer's bias, if any, is corrected before the next layer is learned.
+    With `correct_biases`, a layer's bias is corrected before the next layer is learned; see
+    `bias_correction.has_bias`.
     Learned layers compensate for the mean error of earlier layers; a correction of all biases
     afterwards would add that error again, with the opposite sign.
     """
@@ -251,8 +252,8 @@ def learn_apart(
 ) -> dict[tuple[str, int], Array]:
     """Return the learned weights of each layer, by name and bits, with all other layers in float.
 
-    Nearest rounding maps the returned weights to the learned levels. Layers and bits that are not
-    learned before the deadline are missing.
+    Nearest rounding maps the returned weights to the learned levels. If the deadline ends the
+    learning, the remaining layers and bits are missing.
 
     Args:
         widths: the numbers of bits.
@@ -404,7 +405,8 @@ class Choices:
 def find_choices(weights: Array, scheme: WeightScheme) -> Choices:
     """Return the two levels around each weight [output channels, ...] on its scheme's grid.
 
-    The weights of `find_kept` have one level.
+    The weights of `find_kept` have one level. Without clipping, other weights do not get the first
+    or the last level, so they may have one level, too.
     """
     grid = scheme.grid(weights, 0)
     kept = find_kept(weights, scheme)
@@ -469,11 +471,12 @@ def learn_levels(
 ) -> NDArray[np.int64]:
     """Return the levels of the weights [output channels, ...] that reproduce the layer's output.
 
-    Coordinate descent replaces learning in grouped layers of few inputs without a ReLU. If the
-    result has no smaller error than the nearest levels, these are returned.
+    Coordinate descent replaces learning in grouped layers without a ReLU after them, and with at
+    most `FEW` inputs in a group. If the result has no smaller error than the nearest levels, these
+    are returned.
 
     Raises:
-        TimeUpError: the deadline passes during learning.
+        TimeUpError: an iteration of learning begins after the deadline.
     """
     grid = scheme.grid(weights, 0)
     device = problem.inputs.device
@@ -545,10 +548,10 @@ def find_kept(weights: Array, scheme: WeightScheme) -> NDArray[np.bool_]:
     """Return a mask of the weights [output channels, ...] that keep their nearest level.
 
     Without clipping, weights at the ends of the range are kept, because they define the grid.
-    Weights whose nearest level is the first or the last are kept, too. In some schemes (uint8,
-    symmetric) the value of such a level lies outside the range, so a weight there would change the
-    grid. With clipping, the weights at the ends of the range and beyond are kept, because their
-    level is the outermost.
+    Weights whose nearest level is the first or the last are kept, too. In some schemes, such as
+    symmetric uint8, the value of such a level lies outside the range, so a weight there would
+    change the grid. With clipping, the weights at the ends of the range and beyond are kept,
+    because their level is the outermost.
     """
     grid = scheme.grid(weights, 0)
     if scheme.clips:

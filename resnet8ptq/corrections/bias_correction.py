@@ -36,7 +36,7 @@ def correct_biases(
     The means are those of each channel, with rounded weights and float activations; the returned
     weights stay in float. Layers are corrected in order, each measured after rounded and corrected
     layers. The bias of a MatMul is the constant of an Add after it. The error of a MatMul without
-    such an Add is corrected in the next layer that can have a bias.
+    such an Add counts as an error of the layers after it.
     """
     proto = copy.deepcopy(proto)
     rounded = copy.deepcopy(proto)  # only to measure

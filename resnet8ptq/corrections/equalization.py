@@ -62,8 +62,8 @@ def find_pairs(
 ) -> list[tuple[onnx.NodeProto, onnx.NodeProto]]:
     """Return pairs of quantized layers of one kind, the second the only reader of the first.
 
-    A ReLU or leaky ReLU may lie between them, as the only reader of the first and the only source
-    of the second. The kinds are convolution and matrix product.
+    A ReLU or leaky ReLU may lie between them. It is then the only reader of the first, and the
+    second is its only reader. The kinds are convolution and matrix product.
     """
     # The layer that reads each tensor may be the second of a pair
     chosen = layers.find_plain_layers(graph, selection).values()
@@ -89,9 +89,8 @@ def find_pairs(
 def find_imbalance(graph: onnx.GraphProto) -> float:
     """Return the largest ratio of two channels' factors within a pair; 1 without pairs.
 
-    The channel with the larger factor has a range that is larger by about that ratio, although both
-    channels share the scale of an activation. Channels that hardly contribute do not count, because
-    training leaves some with weights of nearly zero.
+    Equalization divides channels that share the scale of an activation by these factors. Channels
+    that hardly contribute do not count, because training leaves some with weights of nearly zero.
     """
     ratios = [1.0]
     with suppress(QuantizationError):  # the error means that no layer is left
@@ -116,7 +115,7 @@ def _read_pair(graph: Linked, first: onnx.NodeProto, second: onnx.NodeProto) -> 
 
 
 def _find_ranges(weights1: Array, grouped: Array) -> tuple[Array, Array]:
-    """Return the largest magnitude of a channel's weights, [channels]: in each of two layers."""
+    """Return the largest absolute weight of each channel, [channels], in both layers of a pair."""
     others = (1, *range(3, grouped.ndim))  # all but the groups and the channels
     before = np.abs(weights1).reshape(len(weights1), -1).max(axis=1)
     after = np.abs(grouped).max(axis=others).reshape(-1)

@@ -25,10 +25,10 @@ class CorrectionSettings:
     """The settings that all corrections of a run share.
 
     Attributes:
-        weights: the weight grids of the run's backend.
-        calib: the calibration method; its `batch_size` is the largest batch.
-        activations: the activation grid of the run's backend.
-        float_output: whether the last layer's output stays in float.
+        weights: the scheme of each layer's weights.
+        calib: the calibration settings; `batch_size` is the largest batch.
+        activations: the scheme of activations.
+        float_output: whether the outputs of the last layer and of later nodes stay in float.
         searches: whether a search chooses the nodes to exclude. Learned rounding then learns their
             layers too, once for all choices.
     """
@@ -56,10 +56,10 @@ def find_plain_layers(graph: onnx.GraphProto, selection: Selection) -> dict[str,
     """Return the layers whose weights will be quantized, by short name, in the graph's order.
 
     A Gemm with alpha or beta other than 1 or with a transposed input is left out, and so is a
-    MatMul with several matrices of weights. These are rare in trained networks.
+    MatMul whose weights have more than two axes. These are rare in trained networks.
 
     Raises:
-        ConfigError: a setting names an unknown node, layer or operator, see `find_float_nodes`.
+        ConfigError: see `find_float_nodes`.
         QuantizationError: no layer remains.
     """
     quantized = find_quantized_layers(graph, selection)
@@ -81,7 +81,7 @@ def _is_plain(graph: Links, node: onnx.NodeProto) -> bool:
 
 
 def round_weights(graph: Linked, node: onnx.NodeProto, scheme: WeightScheme) -> None:
-    """Round a layer's weights in place, exactly as the run's backend will."""
+    """Round a layer's weights in place to the nearest levels of their grid."""
     weights = read_weights(graph, node)
     write_weights(graph, node, scheme.grid(weights, 0).round(weights))
 

@@ -1,7 +1,7 @@
 """The squared error of a layer without an activation, as a quadratic function of its weights.
 
-The error depends on the input rows only through their products, so the effect of a changed weight
-is known without running the layer.
+The rise of the error depends on the input rows only through sums of products, so the effect of a
+changed weight is known without running the layer.
 """
 
 from dataclasses import dataclass

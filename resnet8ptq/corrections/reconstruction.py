@@ -1,10 +1,12 @@
 """Block-wise reconstruction: learns rounding and activation ranges to reproduce a block's output.
 
 Li et al., "BRECQ: Pushing the Limit of Post-Training Quantization by Block Reconstruction", ICLR
-2021: layers that depend on each other, such as those of a residual block, are rounded together, for
-the least squared error of the block's output. Wei et al., "QDrop: Randomly Dropping Quantization
-for Extremely Low-bit Post-Training Quantization", ICLR 2022: during learning, each activation is
-rounded with probability 1/2. Rounding is learned as in AdaRound, ranges as in QAT.
+2021: layers that depend on each other, such as those of a residual block, are rounded together. The
+loss here is the squared error of the block's output, without BRECQ's factors from gradients.
+
+Wei et al., "QDrop: Randomly Dropping Quantization for Extremely Low-bit Post-Training
+Quantization", ICLR 2022: during learning, each value of an activation is rounded with probability
+1/2. Rounding is learned as in AdaRound, ranges as in QAT.
 """
 
 import copy
@@ -98,8 +100,8 @@ def reconstruct(
     Blocks are learned in order: the inputs of a block come from the network with quantized earlier
     blocks, and its targets from the FP32 network. A block keeps nearest rounding and its calibrated
     ranges if learning does not reduce its error, or does not begin before the deadline. The result
-    is reproducible with the same seed, device, threads and memory limit, unless the deadline ends
-    it.
+    is reproducible with the same seed, batch size, device, threads and memory limit, unless the
+    deadline ends the learning.
 
     The function also returns the range of each quantized activation, by ONNX tensor name.
 
@@ -313,7 +315,7 @@ class _Problem:
 
 
 def _samples(proto: onnx.ModelProto, setting: CorrectionSettings) -> Any:
-    """Return the network inputs [n, ...]; fewer if one tensor for all would exceed a step's memory.
+    """Return the samples [n, ...]; fewer if one tensor for all would exceed a step's memory.
 
     Raises:
         UnsupportedError: learning from one sample exceeds the memory budget.
@@ -374,7 +376,7 @@ def _check(needed: int) -> None:
 
 
 def _blocks(module: Any, roundings: Mapping[str, LearnedRounding]) -> list[Block]:
-    """Return the blocks of a traced graph, split where a single tensor is live, see `_join_parts`.
+    """Return the blocks of a traced graph, made of the parts of `_cut` by `_join_parts`.
 
     Two adjacent parts of one layer each become one block, as a depthwise convolution and the
     convolution after it do.
@@ -422,7 +424,7 @@ def _blocks(module: Any, roundings: Mapping[str, LearnedRounding]) -> list[Block
 def _cut(module: Any, index: Mapping[Any, int], last: Mapping[Any, int]) -> list[list[Any]]:
     """Return the sequences of nodes between the points where a single tensor is live.
 
-    A layer and its fused activation stay together.
+    The network's input does not count. A layer and its fused activation stay together.
 
     Args:
         index: the position of each node.
@@ -545,8 +547,8 @@ def _reads(block: Block, name: str) -> bool:
 def _keep(outputs: Values, before: Values, named: Sequence[str]) -> Values:
     """Return the tensors that later blocks may read: a block's outputs and earlier tensors.
 
-    A block with a single output ends where no other tensor is live. Of the earlier tensors, later
-    blocks then read only those in `named`.
+    A block with a single output ends where no other computed tensor is live. Of the earlier
+    tensors, later blocks then read only those in `named`.
     """
     if len(outputs) == 1:
         return {**{name: before[name] for name in named}, **outputs}

@@ -5,7 +5,7 @@ Each correction returns a corrected ONNX graph.
 SmoothQuant and equalization come first: they keep the network's function, but change the weights
 and therefore their grid. AdaRound or block-wise reconstruction then choose the levels. Bias
 correction comes last: it removes the mean of the remaining error, which depends on the levels.
-AdaRound with bias correction already corrects the bias of each layer, so little error is left.
+AdaRound with bias correction already corrects the bias of each layer, so little remains.
 """
 
 import logging
@@ -43,7 +43,7 @@ def correct(
         folder: an existing folder for `corrected.onnx`.
 
     Raises:
-        ConfigError: a setting names an unknown node, layer or operator, or `device` is `cuda`
+        ConfigError: see `find_float_nodes`; or with AdaRound or reconstruction, `device` is `cuda`
             without a GPU.
         QuantizationError: no layer with weights is left to quantize, or with reconstruction, an
             activation is NaN or infinite.

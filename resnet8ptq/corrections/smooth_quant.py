@@ -219,7 +219,9 @@ def find_edits(graph: Linked, tensor: str) -> list[Edit]:
     if kind == "Div" and constant[1]:
         return [Edit(node, 1, inverse=True)]
     if kind == "MatMul" and constant[1]:
-        return [Edit(node, 1)]
+        # A vector cannot absorb it: the product's last axis is another one
+        is_vector = len(graph.constants[node.input[1]].dims) == 1
+        return [] if is_vector else [Edit(node, 1)]
 
     # The division may move to the node's input
     source, own = _find_source(node, constant)

@@ -25,6 +25,17 @@ def test_inputs_that_only_layers_take():
     ]
 
 
+def test_a_product_with_a_vector_absorbs_no_division():
+    vector = onnx.helper.make_tensor("vector", onnx.TensorProto.FLOAT, [6], np.ones(6))
+    weights = onnx.helper.make_tensor("weights", onnx.TensorProto.FLOAT, [4, 3], np.ones(12))
+    nodes = [
+        onnx.helper.make_node("MatMul", ["x", "vector"], ["sums"], name="pool"),  # [n, 4]
+        onnx.helper.make_node("MatMul", ["sums", "weights"], ["y"], name="dense"),
+    ]
+    graph = onnx.GraphProto(node=nodes, initializer=[vector, weights])
+    assert smooth_quant.find_groups(graph, Selection()) == []
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_division_keeps_the_function(seed):
     random, proto = np.random.default_rng(seed), transformers.build()
