@@ -8,8 +8,8 @@
     checked = ptq.judge(model, ["theirs.tflite"], data)
     best.deploy("folder")
 
-The names in `__all__` are the public interface; docs/python.md explains them. Other names may
-change without notice.
+The names in `__all__` are the public interface, see docs/python.md. Other names may change without
+notice.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -12,8 +12,8 @@
     resnet8ptq judge      report a verdict on quantized files of other programs
     resnet8ptq sync       log the runs that are missing in MLflow
 
-Each command takes key=value; `--help` lists its keys. `resnet8ptq --version` prints the version. In
-a checkout, `python run.py` calls `run`.
+Settings are written as key=value; `--help` after a command explains it. `resnet8ptq --version`
+prints the version. In a checkout, `python run.py` calls `run`.
 """
 
 import sys

@@ -1,8 +1,7 @@
 """The commands as functions: `quantize`, `sweep`, `ship` and `judge`.
 
 Each function runs its command in a separate process. A call writes the same folders and MLflow runs
-as the command line, in the current folder. Keywords are the keys of the command line; see
-`keywords.to_words`.
+as the command line. Keywords are the keys of the command line; see `keywords.to_words`.
 """
 
 import os
@@ -15,6 +14,7 @@ from resnet8ptq.api.keywords import to_words
 from resnet8ptq.api.networks import find_network, list_inputs
 from resnet8ptq.api.samples import find_samples
 from resnet8ptq.core import cache, command_process
+from resnet8ptq.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from resnet8ptq.results import RunRecord, SweepSummary
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def _same_environment() -> Iterator[None]:
-    """Restore the caller's environment at the end; exports of torch and MLflow add variables."""
+    """Restore the caller's environment variables at the end; torch's export and MLflow add some."""
     before = dict(os.environ)
     try:
         yield
@@ -44,21 +44,26 @@ def quantize(
     Args:
         model: a path, an ONNX model, a `torch.nn.Module` or a Keras model; None for the network
             that `settings` name, or the default.
-        data: `(x, y)`, an array, a dict of arrays by input name (`labels` among them), a torch
-            Dataset or DataLoader, a `tf.data.Dataset`, `{"train": ..., "test": ...}` of these, a
-            path, or the name of a data source; None for the data that `settings` name, or the
-            default.
+        data: `(x, y)`, an array, a dict of arrays by input name that may also have `labels`, a
+            torch Dataset or DataLoader, a `tf.data.Dataset`, `{"train": ..., "test": ...}` of
+            these, a path, or the name of a data source; None for the data that `settings` name, or
+            the default.
         example: inputs of a torch module, if their shapes do not follow from the samples.
         quiet: whether to print no log.
         settings: keys of `resnet8ptq run`, with `__` for a dot, or a dict for a group.
 
     Raises:
-        PtqError: the error that the command line would print, in one line.
+        PtqError: an input is wrong, or the command failed; the message is one line.
     """
     from resnet8ptq.results import load_run
 
     words = _find_inputs(model, data, example, settings)
     answer = command_process.run("run", [*words, *to_words(settings)], quiet)
+    if "record_folder" not in answer:  # such as experiment=auto, or analysis=inspect
+        raise ConfigError(
+            "quantize: got settings of a sweep or an inspection, expected those of a single run; "
+            "try ptq.sweep"
+        )
     return load_run(folder=answer["record_folder"])
 
 

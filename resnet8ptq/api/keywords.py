@@ -103,7 +103,7 @@ def _escape(name: str) -> str:
 
 
 def _show_text(text: str) -> str:
-    """Return a text, quoted if it contains a backslash or Hydra reads it as another value."""
+    """Return a text, quoted if it has a backslash or Hydra would not read it as the same text."""
     try:
         # A backslash at the end would escape the comma behind it.
         if "\\" not in text and words.parse(f"key={text}").value() == text:

@@ -25,7 +25,7 @@ KIND = "networks_from_memory"  # the kind of the cache's entries
 def find_network(
     model: Any, example: Any, samples: Mapping[str, NDArray[Any]], root: Path
 ) -> list[str]:
-    """Return the command-line words that name a network; the cache stores one from memory.
+    """Return the command-line words that name a network; write one from memory to the cache.
 
     Args:
         model: a path, an ONNX model, a `torch.nn.Module` or a Keras model; None for no words.
@@ -35,7 +35,7 @@ def find_network(
 
     Raises:
         ModelError: `model` has none of these types, is a module that cannot be exported, or is a
-            Keras model with the user's own code.
+            Keras model that `_check_layers` refuses.
     """
     if model is None:
         return []
@@ -88,7 +88,10 @@ def _write_network(
 
 
 def _check_layers(model: Any) -> None:
-    """Raise `ModelError` for a Keras model with the user's own code, which its file lacks."""
+    """Raise `ModelError` for a Keras model with a Lambda, or with a class from outside Keras.
+
+    Loading its file would need code that is not Keras's.
+    """
     import keras
 
     own = set()

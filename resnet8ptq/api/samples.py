@@ -1,6 +1,6 @@
-"""Writes samples from memory as arrays to the cache, under the hash of their content.
+"""Writes samples from memory as `.npy` files to the cache, under the hash of their content.
 
-The process that quantizes reads these files, as `data=arrays` does.
+The process that quantizes reads the files with `data=arrays`.
 """
 
 import hashlib
@@ -37,15 +37,15 @@ def find_samples(data: Any, root: Path, takes: Sequence[str] = ()) -> tuple[list
     """Return the command-line words that name the samples, and a few of the samples in memory.
 
     Args:
-        data: a path, the name of a data source, or samples in memory; None for settings only.
+        data: a path, the name of a data source, or samples in memory; None for no words.
         root: the cache's root.
         takes: names of the network's inputs, in order; empty if they are not known.
 
     Raises:
-        ConfigError: the data have none of the forms in `_EXPECTED`, values are not numbers, or no
-            source reads the path.
-        DataError: there is no sample, or the samples differ in shape, type or names, or in number
-            from their labels.
+        ConfigError: the data have none of the forms in `_EXPECTED`, an array has an unsuitable
+            dtype, or no source reads the path.
+        DataError: a loader or data set is empty, the samples differ in shape, type or names, or the
+            arrays of a batch differ in length.
     """
     if data is None:
         return [], {}
@@ -104,7 +104,8 @@ def _write_samples(
 
     Args:
         end: the end of the files' stems, such as `_train`.
-        named_as: a few samples of the other side, whose inputs have the same names and files.
+        named_as: a few samples of the side that was written first, whose inputs must have the same
+            names; None or empty for the first side.
     """
     writers: dict[str, _Writer] = {}
     few: Arrays = {}
@@ -132,7 +133,7 @@ def _write_samples(
 
 
 def _in_order(batch: Arrays, named_as: Arrays | None) -> Arrays:
-    """Return the arrays of a batch, with the inputs in the order of the other side.
+    """Return the arrays of a batch, with the inputs in the order of `named_as`.
 
     Raises:
         DataError: the two sides name their inputs differently.
@@ -185,8 +186,8 @@ class _Writer:
         """Write a batch [n, ...]; texts are kept until the end.
 
         Raises:
-            DataError: the samples differ from the first batch in shape, or their dtype cannot be
-                cast safely to that of the first batch.
+            DataError: the samples differ from the first batch in shape, mix texts and numbers, or
+                have a dtype that cannot be cast safely to that of the first batch.
         """
         if self._shape is None:
             self._shape = values.shape[1:]
@@ -210,7 +211,7 @@ class _Writer:
         self._samples += len(values)
 
     def finish(self) -> None:
-        """Write the header, padded with spaces as the format allows, or the texts as a whole."""
+        """Write the header, padded with spaces as the format allows; for texts, the whole file."""
         assert self._shape is not None
         self._file.seek(0)
         if self._texts:
@@ -235,7 +236,8 @@ def _batches(data: Any, takes: Sequence[str]) -> Iterator[Arrays]:
     """Yield samples as arrays [n, ...], by input name or `LABELS`.
 
     Raises:
-        ConfigError: the data have none of the forms in `_EXPECTED`, or values are not numbers.
+        ConfigError: the data have none of the forms in `_EXPECTED`, or an array has an unsuitable
+            dtype.
         DataError: the samples of a batch have several shapes.
     """
     if is_of(data, "torch", "utils.data.DataLoader"):
@@ -263,8 +265,13 @@ def _batches(data: Any, takes: Sequence[str]) -> Iterator[Arrays]:
 def _named(item: Any, takes: Sequence[str]) -> Arrays:
     """Return inputs and labels by name, from x, (x, y), a dict, or (dict, y).
 
-    Several inputs in a tuple get the names of the network's inputs. A dict may hold the labels
-    under a usual name, such as `y`, if no input of the network has that name.
+    If x is a tuple or list of several inputs, they get the names of the network's inputs. A dict
+    may hold the labels under a usual name, such as `y`, if no input of the network has that name.
+
+    Raises:
+        ConfigError: the item has none of these forms, its inputs cannot be named, or an array
+            has an unsuitable dtype.
+        DataError: the values of an array have several shapes.
     """
     # Separate the labels from the inputs
     labels = None
@@ -302,7 +309,7 @@ def _named(item: Any, takes: Sequence[str]) -> Arrays:
 
 
 def _check_counts(batch: Arrays) -> None:
-    """Raise `DataError` if the arrays of a batch have different numbers of samples."""
+    """Raise `DataError` if an array of a batch has no axis, or the numbers of samples differ."""
     counts = {values.shape[:1] for values in batch.values()}
     if len(counts) > 1 or () in counts:
         sizes = ", ".join(f"{name} {[*values.shape]}" for name, values in batch.items())
@@ -310,7 +317,7 @@ def _check_counts(batch: Arrays) -> None:
 
 
 def _is_several(item: Any, labels: Any, inputs: int) -> bool:
-    """Return whether a tuple or list holds an array for each input, not samples or numbers."""
+    """Return whether this is a tuple or list of several inputs, not of samples or numbers."""
     if not isinstance(item, tuple | list) or len(item) < 2:
         return False
     if not all(hasattr(value, "shape") for value in item):
@@ -327,7 +334,7 @@ def _to_array(values: Any, name: str) -> NDArray[Any]:
         name: the name of the input, or `LABELS`.
 
     Raises:
-        ConfigError: the values are not numbers.
+        ConfigError: the values are neither real numbers nor, for labels, texts.
         DataError: the values have several shapes.
     """
     if hasattr(values, "detach"):  # a tensor of torch

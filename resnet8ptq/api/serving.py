@@ -29,9 +29,9 @@ def main() -> None:
 def _run(words: Words) -> dict[str, Any]:
     """Return the exit code, the error if any, and the folder of the run or of the sweep.
 
-    The folder is missing if the command failed before it began one. Failed jobs of a sweep are
-    recorded in its folder; they are not an error of the command. A sweep without a recorded run
-    has failed before its first job.
+    The folder of a run is missing if its job failed or recorded nothing, and that of a sweep if the
+    sweep did not begin. An error of a sweep is dropped if a run is recorded in the sweep's folder,
+    because failed jobs are not an error of the command.
     """
     from resnet8ptq import run
     from resnet8ptq.core import background

@@ -131,6 +131,13 @@ def test_an_unknown_path_of_data_is_refused_before_a_process_starts(tmp_path, mo
         ptq.quantize(None, tmp_path / "missing.npz")
 
 
+def test_settings_that_record_no_single_run_are_refused(tmp_path, monkeypatch):
+    sweep = {"code": 0, "error": None, "sweep_folder": str(tmp_path)}
+    monkeypatch.setattr(command_process, "run", lambda *_: sweep)
+    with pytest.raises(ptq.ConfigError, match=r"^quantize: .*; try ptq\.sweep$"):
+        ptq.quantize(None, "shapes", experiment="auto", quiet=True)
+
+
 def test_of_ship_a_list_is_one_value_except_for_backends(monkeypatch):
     started = []
     monkeypatch.setattr(command_process, "run", lambda _, words, quiet: started.extend(words))
