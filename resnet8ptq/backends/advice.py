@@ -34,7 +34,7 @@ class Advice:
         settings: the settings, as on the command line.
         verdict: `TRY`, `SLOW`, `WRONG` or `CANNOT`.
         why: the reason for the verdict.
-        source: the origin of the reason, such as a page of docs/.
+        source: the origin of the reason, such as a page of docs/, or `nothing is known: measure`.
     """
 
     settings: str
@@ -55,7 +55,7 @@ def advise_start(backend: Backend, network: Summary | None) -> Iterator[Advice]:
 
 
 def granularity(network: Summary | None) -> str:
-    """Return the values of `per_channel` to sweep; depthwise convolutions need true."""
+    """Return the word that sets or sweeps `per_channel`; depthwise convolutions need true."""
     return "per_channel=true" if network and network.depthwise else "per_channel=false,true"
 
 
@@ -85,9 +85,10 @@ def beyond_x86(flags: Collection[str]) -> str:
 
 
 def in_float(backend: str, network: Summary | None) -> str:
-    """Return the end of a sentence: the operators in float by `Summary.treatment`, with numbers.
+    """Return the end of a sentence that lists the operators in float, with the count of each.
 
-    The text is empty without such operators, and for an unknown network.
+    These are the operators for which `Summary.treatment` is `float`. The text is empty without
+    them, and for an unknown network.
     """
     if network is None:
         return ""

@@ -1,6 +1,6 @@
 """The interface between the pipeline and a framework: `Quantizer`, its artifact and predictor.
 
-Functions that several quantizers share follow the classes.
+The module also holds functions and accepted settings that quantizers share.
 """
 
 import itertools
@@ -124,7 +124,8 @@ class Resolved:
         weight_bits, activation_bits: bits of a value, the most if layers differ; 7 with a reduced
             range. None for float32, or if the backend does not report them.
         weight_scheme, activation_scheme: `symmetric` or `affine`; None if not reported.
-        file_format: the format of the artifact; None for dtype=fp32.
+        file_format: the format of the artifact; None for dtype=fp32, and for `format=auto` until
+            `Quantizer.fit` has chosen.
         engine: torch's integer engine, or `openvino`, followed by its float type unless that is
             float32; None otherwise.
     """
@@ -191,7 +192,7 @@ class Predictor:
     find_nodes: Callable[[NDArray[np.float32]], Nodes] | None = None
 
     def logits(self, batch: NDArray[np.float32]) -> NDArray[np.float32] | None:
-        """Return the final softmax's input [n, classes], dequantized.
+        """Return the final softmax's input [n, ...], dequantized.
 
         Returns None if `open_logits` does. Logarithms of 8-bit probabilities would be too coarse,
         because these probabilities have steps of about 1/256.
@@ -330,6 +331,7 @@ class Quantizer(ABC):
 
         Raises:
             UnsupportedError: the framework does not support the settings or decisions.
+            ConfigError: the file of `backend.path` is missing or refused.
         """
 
     def fit(self, model: Fp32Model) -> dict[str, object]:
@@ -340,7 +342,8 @@ class Quantizer(ABC):
         Raises:
             UnsupportedError: the framework cannot quantize this network with these settings.
             QuantizationError: the settings leave no node to quantize.
-            ConfigError: a setting names an unknown layer, node or operator.
+            ConfigError: a setting names an unknown layer, node or operator, or the file of
+                `backend.path` does not match the network.
         """
         return {}
 
@@ -361,6 +364,7 @@ class Quantizer(ABC):
             QuantizationError: the framework failed, or quantized nothing.
             UnsupportedError: the framework cannot quantize this network.
             ConfigError: a setting names an unknown layer, node or operator.
+            ModelError: the framework's own converter cannot read the network's source.
         """
 
     def verify(self, artifact: Artifact, model: Fp32Model, calibration: Split) -> dict[str, str]:
@@ -384,7 +388,7 @@ class Quantizer(ABC):
 
     @abstractmethod
     def count_kernels(self, path: Path) -> tuple[int, int]:
-        """Return the numbers of convolutions and matrix products that run on integers and in float.
+        """Return the numbers of layers, such as convolutions, that run on integers and in float.
 
         A runtime may compute a layer in float although the file has it on integers.
         """
@@ -409,7 +413,7 @@ def running(backend: str) -> Iterator[None]:
 def run_once(
     quantizer: Quantizer, artifact: Artifact, calibration: Split, read: Callable[[Path], object]
 ) -> dict[str, str]:
-    """Read a file, and run one sample if there is one; return no params.
+    """Read a file, and run one sample if there is one; return an empty dict.
 
     This is a step of `Quantizer.verify`.
 
@@ -523,5 +527,5 @@ def check_same(whole: Predict, small: Predict, batches: Iterable[NDArray[np.floa
     """Raise `QuantizationError` if a file and its slim copy return different values for a batch."""
     for batch in batches:
         for one, other in zip(whole(batch), small(batch), strict=True):
-            if not np.array_equal(one, other):
+            if not np.array_equal(one, other, equal_nan=True):
                 raise QuantizationError("slim: the slimmed file predicts differently")

@@ -537,6 +537,12 @@ def test_matches_outputs_by_shape():
             {"image": {"axes": [0, 1, 3]}},
             r"expected a n",
         ),
+        (
+            [IMAGE],
+            [Port("a", (8, 6, 3), "float32")],
+            {"image": {"axes": [[0], 1, 2]}},
+            r"expected a n",
+        ),
     ],
 )
 def test_what_is_open_names_the_setting(tensors, ports, asked, says):

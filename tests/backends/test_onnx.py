@@ -241,6 +241,11 @@ def test_slim_file_that_predicts_differently_is_refused(quantize, shapes, tmp_pa
         check_same(whole, small, split.batches(10))
 
 
+def test_outputs_of_nan_equal_each_other():
+    batch = np.array([[np.nan, 1]], np.float32)
+    check_same(lambda _: [batch], lambda _: [batch.copy()], [batch])
+
+
 @pytest.mark.parametrize("method", ["static", "dynamic"])
 def test_onnx_runtime_reads_a_copy_beside_which_it_may_write(
     shapes, shapes_model, tmp_path, monkeypatch, method

@@ -1,4 +1,4 @@
-"""Reads a .pte file: its operators, and whether XNNPACK runs them in 8 bits or in float."""
+"""Reads a .pte file: its operators, which of them XNNPACK runs, and which of these in 8 bits."""
 
 import json
 import re

@@ -32,7 +32,7 @@ def check_installed() -> None:
 
 
 def lower(module: Any, example: Example, most: int) -> bytes:
-    """Return the content of a .pte file, in which XNNPACK runs the operators that it supports.
+    """Return a .pte file's content; XNNPACK runs the operators that `_make_partitioner` chooses.
 
     `module` first runs once on the example; errors of this run pass unchanged.
 
@@ -88,9 +88,11 @@ def _copy_dequantized(module: Any) -> Any:
 def _make_partitioner() -> Any:
     """Return a partitioner that keeps two patterns from XNNPACK, which handles them wrongly.
 
-    XNNPACK concatenates 8-bit tensors of one scale only; its partitioner does not compare scales.
-    XNNPACK also rounds the output of a Pad of an 8-bit tensor, even if the program keeps that
-    output in float.
+    The first is a Concat of 8-bit tensors with several scales: XNNPACK needs one scale, which its
+    own partitioner does not check. The second is a Pad with 8 bits on one side only: XNNPACK rounds
+    the output of a Pad of an 8-bit tensor, even if the program keeps that output in float.
+
+    The function also mends ExecuTorch's softmax, for the whole process.
     """
     from executorch.backends.xnnpack._passes.channels_last_tagged_reshape_pass import (
         ChannelsLastTaggedReshapePass,

@@ -93,7 +93,7 @@ class LoadedProgram:
 
 
 def find_missing(content: bytes) -> list[str]:
-    """Return the program's operators that the runtime lacks, so that it cannot load the program."""
+    """Return a program's operators that the runtime lacks; it loads only a program without them."""
     _POOL.resize(_POOL.threads or 1)
     from executorch.exir._serialize._program import deserialize_pte_binary
     from executorch.runtime import Runtime

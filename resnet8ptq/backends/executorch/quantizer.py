@@ -1,7 +1,7 @@
 """Quantizes for ExecuTorch, torch's runtime for phones and small computers.
 
-The quantizer lowers PT2E's quantized program (`backends/torch/pt2e.py`), with the same ranges and
-corrections, to XNNPACK's 8-bit kernels. The result is one .pte file.
+The quantizer lowers PT2E's quantized program (`backends/torch/pt2e.py`) to XNNPACK's 8-bit kernels.
+The result is one .pte file.
 """
 
 import logging
@@ -185,7 +185,8 @@ def _count_layers(operators: Sequence[contents.Operator]) -> tuple[int, int]:
 def _check_run(content: bytes, module: Any, calibration: Split) -> None:
     """Run one sample, if there is one; raise `UnsupportedError` for errors or wrong outputs.
 
-    Float outputs are wrong if their noise exceeds the signal, the outputs of `module`, or is NaN.
+    A float output is wrong if its noise exceeds the signal, the output of `module`, or is NaN. An
+    output is not checked if the signal is not finite.
     """
     why = "backend=executorch: the runtime cannot run the file"
     mend = "try backend=onnx"

@@ -101,7 +101,7 @@ class Tensors:
         inner: the descriptions of the tensors.
         run: maps the file's inputs to the tensors' values as floats. Where the runtime can, the
             values are computed without fused integer kernels.
-        run_kernels: the same with the fused kernels; None if their values cannot be read.
+        run_kernels: the same with the fused kernels, for ONNX files; None for other formats.
     """
 
     inner: tuple[Inner, ...]

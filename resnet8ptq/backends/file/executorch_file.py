@@ -24,6 +24,7 @@ def fetch(path: Path) -> bytes:
 
     Raises:
         UnsupportedError: ExecuTorch is not installed.
+        OSError: the file cannot be read, or is too large.
     """
     check_installed()
     return files.read_bytes(path, _MAX_BYTES)
@@ -35,6 +36,7 @@ def read(content: bytes, path: Path) -> Contents:
     Raises:
         ModelError: the file is damaged, or has operators beyond those of torch, ExecuTorch and
             XNNPACK.
+        Exception: the runtime cannot load the program.
     """
     with errors_as(ModelError, f"{path}: not an ExecuTorch program for XNNPACK"):
         operators = executorch.read_operators(content)

@@ -47,7 +47,7 @@ def match_outputs(tensors: Sequence[Tensor], ports: Sequence[Port], asked: Any, 
 
     Raises:
         ConfigError: the setting is invalid, an output of the network has no match, or its axes fit
-            in no order or in several; or integers have no scale and stand for floats.
+            in no order or in several; or 8- or 16-bit integers stand for floats and have no scale.
     """
     matched = _pair("backend.outputs", tensors, ports, asked=asked)
     for tensor in tensors:
@@ -156,8 +156,7 @@ def _is_plain(value: Mapping[str, Any]) -> bool:
     if axes is not None:
         if not isinstance(axes, list):
             return False
-        distinct = {*axes}
-        if distinct != {*range(len(axes))} or len(distinct) != len(axes):
+        if any(axes.count(axis) != 1 for axis in range(len(axes))):
             return False
     scale = value.get("scale")
     return scale is None or (isinstance(scale, int | float) and scale > 0)
@@ -175,8 +174,8 @@ def _complete(
     """Complete a pair in place: the order of the axes, and for integers the scale.
 
     Raises:
-        ConfigError: the order of the axes is wrong, unknown or ambiguous, or an integer output has
-            no scale.
+        ConfigError: the order of the axes is wrong, unknown or ambiguous, or an output of 8- or
+            16-bit integers stands for floats and has no scale.
     """
     network = tensor.shape
     side = "inputs" if is_input else "outputs"
@@ -249,8 +248,9 @@ def _check_axes(key: str, axes: list[int], have: Shape, takes: Shape, between: s
     """Check that the axes of a setting turn one shape into another.
 
     Args:
-        have, takes: the shapes before and after the transposition. The last axis may first be
-            added with size 1, or left out if its size is 1 or free; see `preprocessing.arrange`.
+        have, takes: the shapes before and after `preprocessing.arrange` permutes the axes. If
+            `axes` has one entry more than `have`, an axis of size 1 is added at the end. If it has
+            one entry less, the last axis is dropped, whose size must be 1 or free.
         between: the input or output on both sides, for the message.
 
     Raises:
