@@ -1,8 +1,9 @@
 """Checks the command-line words of `resnet8ptq run`, before Hydra reads them.
 
-A typo is reported in one line, before a framework is imported or a run is recorded. The listed
-values of a sweep are all checked before the first job starts. After Hydra has composed the config,
-`find_idle` reports settings without effect. Further functions parse and quote single settings.
+Most typos are reported here, in one line, before a framework is imported or a run is recorded.
+Hydra and `schema` report the others, such as a wrong type. In a sweep, the listed values of all
+jobs are checked. `find_idle` finds settings without effect in a composed config. Further functions
+parse and quote single settings.
 """
 
 import argparse
@@ -49,8 +50,8 @@ def check_and_arrange(words: Sequence[str], conf: Path, own: Path | None = None)
         own: the user's folder of further options, if any.
 
     Raises:
-        ConfigError: a setting or option is unknown, a word has no key, a value is not accepted, two
-            modes are given, or the package and the user both have a chosen option.
+        ConfigError: a word is wrong, such as an unknown setting, or does not fit another word.
+        SystemExit: Hydra's parser refuses the value of an option, such as `--cfg`.
     """
     parser = get_args_parser()
     words = list(map(_complete_analysis, words))
@@ -98,17 +99,26 @@ def check_and_arrange(words: Sequence[str], conf: Path, own: Path | None = None)
 
 
 def _complete_analysis(word: str) -> str:
-    """Add the `+` that Hydra needs before `analysis`, which its defaults list lacks."""
+    """Add the `+` that Hydra needs, because the defaults list of `config.yaml` lacks `analysis`."""
     return f"+{word}" if word.startswith("analysis=") else word
 
 
 def values(override: Override) -> list[Any]:
-    """Return the values of a setting over all jobs; empty for an interval of numbers or a glob."""
+    """Return the values of a setting over all jobs; empty for an interval of numbers or a glob.
+
+    Raises:
+        ConfigError: the values cannot be listed, such as those of a range with a step of 0.
+    """
     if not override.is_sweep_override():
         return [override.value()]
     if override.value_type in (ValueType.INTERVAL_SWEEP, ValueType.GLOB_CHOICE_SWEEP):
         return []
-    return list(map(_unquote, override.sweep_iterator()))
+    try:
+        return list(map(_unquote, override.sweep_iterator()))
+    except (ValueError, HydraException) as error:
+        got = override.get_value_string()
+        key = override.key_or_group
+        raise ConfigError(f"{key}: got {got}, which has no values ({error})") from None
 
 
 def _unquote(value: Any) -> Any:
@@ -133,9 +143,9 @@ def is_group(key: str) -> bool:
 def is_plain(word: str) -> bool:
     """Return whether a setting from another person is safe to repeat.
 
-    The key must be a group or in the schema, and name no code, command, store or cache; nor may a
-    key in a dict. The setting must not delete a key. The value must not be a sweep, import code or
-    refer to other values (`${...}`). Lists are safe if their values are.
+    The key, and each key in a dict, must not name code, a command, a store or a cache. The key must
+    be a group or in the schema, and the setting must not delete it. The value must not be a sweep,
+    import code or refer to other values (`${...}`). A list is safe if each of its values is.
     """
     try:
         override = parse(word)
@@ -213,18 +223,21 @@ def as_list(names: Iterable[str]) -> str:
     """
     items = []
     for name in names:
-        needs_quotes = not re.fullmatch(r"[\w./:-]+", name)
-        if needs_quotes:
+        is_word = re.fullmatch(r"[A-Za-z/][\w./:-]*", name, re.ASCII)  # and so no number
+        if not is_word or name.casefold() in _CONSTANTS:
             name = quote(name)
         items.append(name)
     return f"[{','.join(items)}]"
+
+
+_CONSTANTS = ("null", "true", "false", "inf", "nan")  # which Hydra does not read as text
 
 
 def _no_such_flag(word: str, parser: argparse.ArgumentParser, following: str) -> str:
     """Return the message for an unknown option.
 
     Args:
-        following: the next word, which may be its value; empty after the last word.
+        following: the next word, which may be the option's value; empty after the last word.
     """
     key = word.lstrip("-").replace("-", "_").partition("=")[0]
     if key in other_names.ABSENT:
@@ -319,7 +332,7 @@ def _find_option(word: str, groups: dict[str, list[str]]) -> str:
 
 
 def _is_open(word: str) -> bool:
-    """Return whether a bracket or quote in a word is not closed."""
+    """Return whether the brackets or quotes in a word are not in pairs."""
     for opening, closing in ("[]", "{}", "()"):
         if word.count(opening) != word.count(closing):
             return True
@@ -345,7 +358,7 @@ def parse(word: str) -> Override:
 
 
 def _list_values(key: str, value: str) -> str:
-    """Return a value with one comma between its parts; empty if that is not the fault.
+    """Return a value with one comma between its parts; empty if this does not mend it.
 
     >>> _list_values("dtype", "int8,"), _list_values("backend", "onnx;torch")
     ('int8', 'onnx,torch')
@@ -358,7 +371,10 @@ def _list_values(key: str, value: str) -> str:
 
 
 def _check_key(override: Override, groups: Collection[str]) -> None:
-    """Raise `ConfigError` for a key in `ABSENT`, or whose first part is no setting and no group."""
+    """Raise `ConfigError` for a key whose first part is no setting, no group and not `hydra`.
+
+    Keys in `other_names.ABSENT` are also refused, with messages of their own.
+    """
     key = override.key_or_group
     first = key.partition(".")[0].partition("/")[0]
     known = [item.name for item in fields(RunConfig)]
@@ -380,7 +396,10 @@ def _check_key(override: Override, groups: Collection[str]) -> None:
 
 
 def _check_section(override: Override, groups: Collection[str]) -> None:
-    """Raise `ConfigError` for a value of a key that only has keys below it, such as `latency`."""
+    """Raise `ConfigError` for a value of a section that is no group, such as `latency`.
+
+    A dict is accepted, and so is a value that refers to another (`${...}`).
+    """
     key = override.key_or_group
     sections = [item for item in fields(RunConfig) if item.name == key and key not in groups]
     kind = get_type_hints(RunConfig).get(key)
@@ -408,7 +427,7 @@ def _takes_word(item: Field[Any], value: Any) -> bool:
 
 
 def _check_group(override: Override, groups: dict[str, list[str]], whole: bool) -> None:
-    """Raise `ConfigError` for a list of options, a value that names none, or an unknown option.
+    """Raise `ConfigError` for a list of options, a value that is no name, or an unknown option.
 
     Args:
         whole: whether `groups` lists every option; otherwise a name may be an option elsewhere.
@@ -439,7 +458,7 @@ def _check_once(override: Override, twice: Mapping[str, Collection[str]]) -> Non
     """Raise `ConfigError` for a chosen option that the user and the package both have."""
     group = override.key_or_group
     for value in values(override):
-        if value in twice.get(group, ()):
+        if isinstance(value, str) and value in twice.get(group, ()):
             raise ConfigError(
                 f"{group}: got {value!r}, an option of the package and conf/{group}/{value}.yaml "
                 "here, expected one of them; try another name for that file"
@@ -450,7 +469,7 @@ def _check_values(override: Override, local: bool) -> None:
     """Raise `ConfigError` for a value outside its limits, or a path that does not exist.
 
     Args:
-        local: whether the jobs run here, so that files must exist and threads have CPUs.
+        local: whether the jobs run here; then files must exist, and each thread needs a CPU.
     """
     key = override.key_or_group
     paths = _without_parts(find_fields(key))
@@ -524,7 +543,7 @@ def _check_shared(typed: Sequence[Override], conf: Path) -> None:
 
 
 def _takes(group: str, option: str, name: str, conf: Path) -> bool:
-    """Return whether an option has a setting, or the user has made the option."""
+    """Return whether an option has a setting; True for an option that is not the package's."""
     path = conf / group / f"{option}.yaml"
     if not path.exists():
         return True
@@ -554,10 +573,10 @@ def _find_default(group: str, conf: Path) -> str:
 
 
 def _without_parts(paths: Sequence[list[Field[Any]]]) -> list[list[Field[Any]]]:
-    """Leave out paths to a field whose words are all words of another field.
+    """Leave out a path of `find_fields` if another path's field accepts all of its words and more.
 
-    A message then has no repeats. For example, `task=anomaly` accepts two of the three words of
-    `task.join`.
+    A message would repeat these words. For example, `task=anomaly` accepts two of the three words
+    of `task.join`.
     """
     words: list[set[str]] = []
     for path in paths:
@@ -596,7 +615,7 @@ def _fault(key: str, metadata: Any, value: Any, local: bool) -> ConfigError | No
 def find_idle(
     config: RunConfig | DictConfig, typed: Sequence[Override], swept: Sequence[Override] = ()
 ) -> list[str]:
-    """Return a line for each typed setting that has no effect in any job.
+    """Return lines about typed settings that have no effect in any job.
 
     Args:
         config: the settings of a run, or the composed config of a sweep.
@@ -628,7 +647,7 @@ def _unmet(
     typed: Sequence[Override],
     swept: Sequence[Override],
 ) -> str | None:
-    """Return the first condition that no job fulfils, as text; None if some job fulfils each."""
+    """Return the first condition that no job fulfils, as text; None if there is none."""
     for key, limit in conditions:
         got = _job_values(key, config, typed=typed, swept=swept)
         if not any(limit.holds(value) for value in got):

@@ -10,7 +10,7 @@ _AGAIN_S = 5.0  # repeats the error, in case code has caught the first one
 
 
 class AlarmError(Exception):
-    """The time limit was reached; not a `PtqError`, because a search catches those and goes on."""
+    """The time limit was reached; not a `PtqError`, because some code catches those and goes on."""
 
 
 @contextmanager
@@ -18,7 +18,7 @@ def time_limit(seconds: float | None) -> Iterator[None]:
     """Raise `AlarmError` in the block after `seconds`, and every 5 seconds from then on.
 
     Only the main thread of a system with SIGALRM can be interrupted; elsewhere there is no limit.
-    A library's call is interrupted when it returns to Python.
+    Compiled code is interrupted when it returns to Python.
 
     Args:
         seconds: the time limit; None for no limit.

@@ -1,8 +1,7 @@
-"""Background process for drawing and uploading, so that runs do not wait for figures or MLflow.
+"""Background process for drawing and uploading, so that runs seldom wait for figures or MLflow.
 
 `put` and `ask` queue calls, which the background process runs in order. Outside of `allowed`, for
-example in workers of a sweep, each call runs immediately in this process. The background process
-reduces the time of README's sweep to 82% (median of five pairs on two cores).
+example in workers of a sweep, each call runs immediately in this process.
 """
 
 import gc
@@ -45,8 +44,8 @@ _store: Sequence[str] = ()  # the settings that name the store
 def allowed() -> Iterator[None]:
     """Allow `put` to send calls to the background process while the block runs.
 
-    The end of the block waits as `wait` does, and logs its error. The first `put` or `prepare`
-    starts the process.
+    After the block, this function calls `wait`, and logs the `TrackingError` that `wait` raises.
+    The first `put` or `prepare` starts the process.
     """
     global _allowed, _used, _pool, _store
     _allowed = True
@@ -120,7 +119,10 @@ def result(future: "Future[T]") -> T:
 
 
 def wait_until_idle() -> None:
-    """Wait for the calls of `put`, as before a measurement; `wait` still reports their errors."""
+    """Wait for the calls of `put`, for example before a measurement.
+
+    `wait` still reports their errors.
+    """
     with _waiting_for(_pending):
         futures.wait(_pending)
 

@@ -1,9 +1,9 @@
 """Results kept on disk, each under a hash of all its inputs.
 
 An entry is a folder `<root>/<kind>/<hash of key>` with an `entry.json` that holds the key and the
-SHA-256 of each file. An entry is built in a temporary folder and renamed, so that it is complete or
-absent. An entry whose files do not match is made again. At most once a day, after a new entry, the
-entries that no run has used for `UNUSED_DAYS` are removed.
+SHA-256 of each other file. An entry is built in a temporary folder and renamed, so that a killed
+process leaves no partial entry. `entry` makes an entry again if its files do not match. At most
+once a day, after a new entry, the entries that no run has used for `UNUSED_DAYS` are removed.
 """
 
 import hashlib
@@ -87,8 +87,8 @@ def entry(root: Path, kind: str, key: Key, make: Callable[[Path], None]) -> Path
         folder = cache.entry(root, "folded", key, make)
 
     Raises:
-        ConfigError: the cache folder cannot be written, or its disk is full.
-        Exception: the error of `make`.
+        ConfigError: the cache folder cannot be written, or a disk is full.
+        Exception: another error, such as one of `make`.
     """
     text = _as_text(key)
     path = path_of(root, kind, key)

@@ -1,4 +1,4 @@
-"""The time at which the command of this process began, for limits that include its start."""
+"""The time at which the command of this process began, for limits that include its imports."""
 
 import time
 

@@ -28,9 +28,6 @@ def behind(module: str) -> str:
 
     Args:
         module: a dotted name, such as `resnet8ptq.data.dataset`; usually the caller's `__name__`.
-
-    Raises:
-        FileNotFoundError: the module does not exist.
     """
     digest = hashlib.sha256()
     for name in sorted(closure(module)):
@@ -53,7 +50,7 @@ def closure(module: str) -> frozenset[str]:
 
 @functools.cache
 def imports(module: str) -> frozenset[str]:
-    """Return the modules of this package that a module imports or names."""
+    """Return the modules of this package that a module imports, or names as in "a.b:name"."""
     text = _file(module).read_text("utf-8")
     names = {*_IMPORT.findall(text), *_NAMED.findall(text)}
 

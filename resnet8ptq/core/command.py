@@ -2,10 +2,10 @@
 
 | code | meaning |
 |---|---|
-| 0 | every run finished; `unsupported` counts as finished |
+| 0 | success; also for an `unsupported` run, and for a search with failed steps |
 | 1 | a run of a sweep failed, or an error other than a wrong input |
 | 2 | an input is wrong: a setting, a network's file, data, or a path without the rights for it |
-| 3, 4 | a verdict of `judge`, `ship` or `verdict`, see `report.verdicts.EXIT_CODES` |
+| 3, 4 | a verdict of `judge`, `verdict`, `ship` or `experiment=auto`, see `verdicts.EXIT_CODES` |
 | 130, 141, 143 | interrupted (SIGINT), pipe closed (SIGPIPE), terminated (SIGTERM) |
 | 129 | the terminal of `ui` was closed (SIGHUP) |
 """
@@ -73,7 +73,7 @@ class Closable(Protocol):
 
     @property
     def is_search(self) -> bool:
-        """Whether the jobs are steps of a search, which only an error of the search itself ends."""
+        """Whether the jobs are steps of a search, in which a failed job is no error."""
         ...
 
     def close(self, status: str) -> int:
@@ -180,7 +180,7 @@ def parse_words(words: list[str], schema: type[T], usage: str | None, plain: str
         plain: the key that a word without `=` sets; empty for no key.
 
     Raises:
-        ConfigError: a key is unknown or missing, or a value is missing or has the wrong type.
+        ConfigError: a key is unknown or missing, or a value is missing or wrong.
         SystemExit: the words ask for help, which was printed.
     """
     if {"-h", "--help"} & set(words):
@@ -209,7 +209,7 @@ def parse_words(words: list[str], schema: type[T], usage: str | None, plain: str
             typed.merge_with_dotlist([word])
         merged = OmegaConf.merge(OmegaConf.structured(schema), typed)
         return cast(T, OmegaConf.to_object(merged))
-    except yaml.YAMLError:  # such as an open bracket
+    except (yaml.YAMLError, IndexError):  # such as an open bracket, in the value or in the key
         key, _, value = word.partition("=")
         raise ConfigError(f"{key}: got {value!r}, expected a plain value") from None
     except _NO_KEY as error:
@@ -222,7 +222,7 @@ def _quote_text(word: str, schema: Any) -> str:
     """Quote the value of a text field, because YAML would read the name 1.20 as the number 1.2.
 
     Args:
-        schema: a dataclass; values of its `str` fields are quoted.
+        schema: the dataclass that has the field.
     """
     key, _, value = word.partition("=")
 
@@ -269,7 +269,7 @@ _SEVERAL = re.compile(r"(?:Ambiguous value for argument|Sweep parameters) '(([^'
 
 
 def no_such_option(name: str, group: str, options: Collection[str]) -> str:
-    """Return the message for an unknown option of a config group, with one that may be meant.
+    """Return the message for an unknown option of a config group, with the likely mend, if any.
 
     The name may be mistyped, a path, or another tool's name of an option.
     """
@@ -314,7 +314,7 @@ def print_error(error: Exception) -> int:
 
 
 def exit_code(error: Exception) -> int:
-    """Return 2 for a wrong input, or a file or folder without the rights for it; otherwise 1."""
+    """Return 2 for a wrong input, or a path that is read-only or lacks the rights; otherwise 1."""
     is_input = isinstance(error, (*COMPOSING, *_INPUTS))
     is_refused = isinstance(error, OSError) and error.errno in _REFUSED
     return 2 if is_input or is_refused else 1

@@ -78,7 +78,7 @@ def _start(words: Sequence[str], quiet: bool) -> "subprocess.Popen[str]":
 
 
 def _wait(process: "subprocess.Popen[str]", quiet: bool) -> None:
-    """Wait for the end of a process; print its log meanwhile."""
+    """Wait for the end of a process; meanwhile read its log, if that comes through a pipe."""
     if process.stderr is not None:
         reader = threading.Thread(target=_relay, args=(process.stderr, quiet), daemon=True)
         reader.start()

@@ -33,7 +33,8 @@ _CHANGE_FOLDER = sum(1 << bit for bit in range(4, 13))
 def die_with(parent: int) -> None:
     """Let the kernel kill this process when its parent ends or is killed (Linux).
 
-    On systems without prctl, the process ends when it next reads its pipe.
+    If the parent has ended already, end now. On systems without prctl, a process of `isolation`
+    ends when it next reads its pipe.
     """
     with suppress(AttributeError):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -89,13 +90,14 @@ def limits_writes() -> bool:
 
 
 def write_only_to(folder: Path) -> None:
-    """Let this process and its children open files to write in one folder only, if the kernel can.
+    """Let this thread and its later children open files for writing in one folder only.
 
-    /dev/null stays writable, and so do files that are open already. Landlock (`man 7 landlock`)
-    needs no privileges. Reading is not limited.
+    Without Landlock in the kernel (`man 7 landlock`), nothing is limited. Landlock needs no
+    privileges. /dev/null stays writable, and so do files that are open already. Reading is not
+    limited.
 
     Raises:
-        PermissionError: the kernel has Landlock, but refuses the rules.
+        OSError: the folder cannot be opened, or the kernel has Landlock but refuses the rules.
     """
     library = ctypes.CDLL(None)
     version = _landlock_version(library)

@@ -54,8 +54,8 @@ def stdout(console: Console | None, width: int) -> Console:
 def _force(stream: TextIO) -> bool | None:
     """Return rich's `force_terminal`: False for a pipe or a file, even if FORCE_COLOR is set.
 
-    Jupyter and CI set FORCE_COLOR. rich would then treat a pipe as a terminal, and print each frame
-    of a spinner as a line.
+    Jupyter and some CI jobs set FORCE_COLOR. rich would then treat a pipe as a terminal, and print
+    each frame of a spinner as a line.
     """
     try:
         return None if stream.isatty() else False
@@ -71,7 +71,7 @@ def log_once(log: Logger, text: str, *values: object) -> None:
 
 @cache
 def warn_once(log: Logger, text: str, *values: object) -> None:
-    """Warn, unless this process has warned before with the same values."""
+    """Log a warning, unless this process has logged it before with the same values."""
     log.warning(text, *values)
 
 
@@ -97,10 +97,10 @@ def print_table(
 
     Args:
         right: indices of the right-aligned columns.
-        whole: whether right-aligned cells are cut off where others are folded.
+        whole: whether right-aligned cells stay in one line, which a narrow terminal cuts off.
         styles: rich's style of each row; empty for no style.
         totals: number of last rows below a separating line.
-        compact: no lines between columns, for a narrow terminal.
+        compact: whether to omit the lines between columns, for a narrow terminal.
     """
     heading = Text(show(title)) if title else None
     table = Table(title=heading, title_justify="left")
@@ -169,7 +169,7 @@ def track(batches: Iterable[T], label: str, unit: str = "batches") -> Iterator[T
         for batch in track(split.batches(250), "Evaluating"):
             outputs.append(run(batch))
 
-    Workers of a parallel sweep have no terminal: see `sweeps.jobs.prepare_workers`.
+    Workers of a parallel sweep draw no bars, see `sweeps.jobs.prepare_workers`.
     """
     total = len(batches) if isinstance(batches, Sized) else None
     console = stderr()

@@ -1,4 +1,4 @@
-"""The time limit of a run, `max_seconds`: searches and learning stop with their result so far.
+"""The time limit of a run, `max_seconds`, at which searches and learning stop.
 
 This limit ends no process; `isolation` has the time limit of processes that read files.
 """
@@ -21,7 +21,7 @@ class Deadline:
 
     Attributes:
         at: the end, by `time.monotonic`; infinite without a limit.
-        cut_short: the abandoned work, each text once.
+        cut_short: descriptions of the work that was cut short, each once.
     """
 
     at: float = math.inf
@@ -45,7 +45,7 @@ class Deadline:
             raise TimeUpError
 
     def cut(self, work: str) -> None:
-        """Record and warn that work was cut short."""
+        """Record and warn that work was cut short, once for each description `work`."""
         if work not in self.cut_short:
             self.cut_short.append(work)
             log.warning("max_seconds: the time is up: %s", work)

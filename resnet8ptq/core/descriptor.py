@@ -64,20 +64,19 @@ class Backend:
             dtype is float, that returns the options with defaults for this network; may be empty.
         quantizes: whether the backend quantizes; False if it scores files of other programs.
         runtime: the name on PyPI of the package that runs the files.
-        packages: packages that the results depend on, for cache keys and tags, besides those of
-            `core.machine`.
-        extra: the extra of this package that installs the framework, also the name of its module;
-            empty if it is always installed.
-        suffixes: suffixes of its files.
+        packages: packages that the results depend on; cache keys and tags have their versions.
+        extra: the extra of this package that installs the framework, also the name of the
+            framework's module; empty if the framework is always installed.
+        suffixes: suffixes of the files that the backend writes.
         runs_code: whether loading its files can run code.
         operators: a set of the operators with integer kernels, by ONNX name, or a function that
-            returns the set; empty if the framework chooses operators for each network.
+            returns the set; empty if the framework chooses operators for each network, or only
+            runs files.
         lacks: operators that the framework cannot run, in 8 bits or in float; the list is
             incomplete.
         dynamic_operators: operators that only `method=dynamic` and `mixed` quantize.
         has_ranges: whether artifacts have the activation ranges that a plain run calibrates. False
-            if the framework calibrates itself or computes activations in float, and for files of
-            other programs.
+            if the framework calibrates itself, for example. Only tests read this.
         single_input: whether networks must have exactly one input; it must be float32, except in
             the formats of `converts`.
         converts: formats of networks that the framework's own converter quantizes as a whole.
@@ -87,7 +86,7 @@ class Backend:
         reads: suffixes of the files of other programs that `reader` reads.
         reader: a module with the functions that `backends.file.reading` calls.
         example: the package with `templates/runner.py.j2`, the part of a deployed `example.py` that
-            loads and runs the file; empty if it is the quantizer's package. An `example.py` runs
+            loads and runs the file; empty for the quantizer's package. An `example.py` runs
             where resnet8ptq is not installed, so the template must not import it.
         serving: a flavor of MLflow, or a module for `served_model.py`; empty if files are not
             served.
@@ -134,7 +133,7 @@ class Backend:
 
     @property
     def model_files(self) -> tuple[str, ...]:
-        """The names that a run's quantized file may have."""
+        """The names that the backend may give to a run's quantized file."""
         return tuple(f"model{suffix}" for suffix in self.suffixes)
 
     @property

@@ -32,11 +32,11 @@ class DataNotFoundError(DataError):
 
 
 class JobError(PtqError):
-    """Jobs of a sweep could not be started, or a job's process died."""
+    """Jobs of a sweep could not be started, or a job's process returned no result."""
 
 
 class ModelError(PtqError):
-    """A network's file is missing, damaged or unsuitable, or does not fit the data or the task."""
+    """A network is missing, damaged or unsuitable, or does not fit the data or the task."""
 
 
 class ParityError(ModelError):
@@ -44,11 +44,11 @@ class ParityError(ModelError):
 
 
 class QuantizationError(PtqError):
-    """Quantization failed or would quantize nothing, or an artifact fails a check."""
+    """Quantization failed or would quantize nothing, or an artifact does not pass a check."""
 
 
 class TrackingError(PtqError):
-    """The MLflow store cannot be used, a run's record or files are unsuitable, or drawing fails."""
+    """The MLflow store, a run or a sweep cannot be read, recorded or used, or drawing failed."""
 
 
 class UnsupportedError(PtqError):

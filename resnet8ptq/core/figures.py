@@ -34,7 +34,7 @@ def save(figure: Figure, path: pathlib.Path) -> None:
 
 
 def to_png(figure: Figure) -> bytes:
-    """Return a figure as a PNG; the figure's layout engine, if any, is removed."""
+    """Return a figure as a PNG; this fixes the figure's layout and resolution."""
     figure.set_dpi(110)
     canvas = FigureCanvasAgg(figure)
     engine = figure.get_layout_engine()
@@ -61,7 +61,7 @@ def show_matrix(axes: Axes, values: NDArray[Any], **colours: Any) -> QuadMesh:
 def label_cells(axes: Axes, texts: NDArray[np.str_], dark: NDArray[np.bool_], size: float) -> None:
     """Write texts into the cells of `show_matrix`, in white on dark cells.
 
-    All texts are one collection of outlines. A text object for each cell would take twice the time.
+    All texts are one collection of outlines, because a text object for each cell would be slower.
 
     Args:
         texts, dark: [rows, columns].
@@ -84,7 +84,7 @@ def label_cells(axes: Axes, texts: NDArray[np.str_], dark: NDArray[np.bool_], si
 
 @lru_cache(4096)  # the figures of a sweep share many numbers
 def _outline(text: str, size: float) -> Path:
-    """Return the outline of a text around the origin, in points."""
+    """Return the outline of a text, centred at the origin, in points."""
     outline = TextPath((0, 0), text, size=size)
     box = outline.get_extents()
     return Path(outline.vertices - (box.p0 + box.p1) / 2, outline.codes)

@@ -112,7 +112,7 @@ def find_nearest(path: Path) -> Path | None:
 
 
 def name_nearest(path: object) -> str:
-    """Return the end of a message about a missing path: the closest name, or nothing."""
+    """Return the end of a message about a missing path: the nearest path, or nothing."""
     if not path:
         return ""
     close = find_nearest(Path(str(path)))

@@ -8,11 +8,11 @@ PACKAGE = Path(__file__).parents[1]
 
 
 def allow(folder: Path) -> None:
-    """Search a folder for modules, after the standard library and installed packages.
+    """Search a folder for modules; append it to `sys.path`, unless it is there.
 
-    `python -m` searches the current folder first, so a file such as `random.py` or `onnx.py` would
-    replace a library. This function moves the folder to the end, and later child processes do not
-    search their current folder first. A checkout that runs from its own folder stays first.
+    `python -m` puts the current folder first, so a file such as `random.py` or `onnx.py` would
+    replace a library. This function moves such an entry to the end, unless the folder is the
+    checkout of this package. Later child processes do not search their current folder first.
     """
     os.environ.setdefault("PYTHONSAFEPATH", "1")  # for `-m` and `-c` in child processes
     path = str(folder)

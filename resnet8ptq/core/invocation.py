@@ -19,7 +19,7 @@ def command(name: str, *words: str) -> str:
 
     The line begins as this process's command line does: with the script `resnet8ptq`, or with
     `python run.py` for the command `run`. Otherwise it begins with `python -m resnet8ptq`. A
-    program that is not on PATH gets its full path.
+    program that PATH does not lead to gets its full path.
     """
     called = Path(sys.argv[0])
     if called.name == SCRIPT:
@@ -32,10 +32,10 @@ def command(name: str, *words: str) -> str:
 
 
 def shell(*words: str, **variables: str) -> str:
-    """Return the command line of a program for a POSIX shell; only this function quotes for shells.
+    """Return the command line of a program, quoted for a POSIX shell.
 
-    Each printed or written command with untrusted words comes from here: a name from a store could
-    otherwise end a word and begin a command.
+    Use this function for each command with untrusted words that is printed or written. Otherwise a
+    name from a store could end a word and begin a command.
 
     >>> shell("cd", "my folder", ROOT="$HOME")
     "ROOT='$HOME' cd 'my folder'"

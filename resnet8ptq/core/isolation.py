@@ -33,18 +33,17 @@ def call(
     """Call a function in a separate process; function, arguments and result are pickled.
 
     TensorFlow's memory and settings end with the separate process, and a file that crashes the
-    reader does not end the sweep. The separate process ends when the calling process ends. The
-    process has no network access if the system can prevent access; see `confinement`.
+    reader does not end the sweep. The separate process ends when the calling process ends.
 
     Args:
-        crashed: the error for a process that ends before the function returns.
-        network: whether the function has network access; user code may need it to download.
+        crashed: the error to raise if the process ends without an answer, or the time is up.
+        network: whether the function may access the internet, such as for downloads of user code.
+            Otherwise it cannot, if the system can prevent access; see `confinement`.
         seconds: the time limit by the clock; None for no limit. The limit of `confinement` is on
             the CPU time of all cores, so an endless loop on one core reaches it late.
 
     Raises:
-        PtqError: the error `crashed`, if the process ends before the function returns, or the time
-            is up.
+        PtqError: the error `crashed`.
         Exception: the function's own error; a `RuntimeError` with its text if it cannot be pickled.
     """
     with start(network) as process:
@@ -71,8 +70,9 @@ def _warn(reason: str) -> None:
 def start(network: bool = False) -> Iterator[Connection]:
     """Start a process and yield the connection to it; the process ends with the block.
 
-    Unlike processes of `multiprocessing`, it does not import this program's main module, which may
-    start threads: `confinement` needs a single thread. Its temporary files are removed at its end.
+    Unlike a spawned process of `multiprocessing`, it does not import this program's main module,
+    which may start threads: `confinement` needs a single thread. Its temporary folder is
+    removed at its end.
     """
     ours, theirs = multiprocessing.Pipe()
     code = "from resnet8ptq.core import isolation; isolation.serve()"

@@ -62,10 +62,10 @@ def threads(setting: int | None) -> int:
 
 @cache
 def cpu() -> tuple[str, tuple[str, ...]]:
-    """Return the CPU's name and its feature flags, sorted.
+    """Return the CPU's name, and its sorted feature flags.
 
-    Linux lists both in /proc/cpuinfo (`man 5 proc`), where most ARM machines lack the name.
-    Otherwise py-cpuinfo runs programs to find them, which takes a second.
+    On Linux, both are in /proc/cpuinfo (`man 5 proc`), except for the name on most ARM machines. If
+    one is missing, py-cpuinfo runs programs to find them, which takes a second.
     """
     with suppress(OSError):
         first = Path("/proc/cpuinfo").read_text().split("\n\n")[0]
@@ -86,7 +86,7 @@ def has_vnni() -> bool:
 
 
 def is_x86(flags: Collection[str]) -> bool:
-    """Return whether the flags are those of an x86 CPU with SSE2, as every 64-bit one has."""
+    """Return whether the flags are those of an x86 CPU with SSE2; all 64-bit x86 CPUs have it."""
     return "sse2" in flags
 
 
@@ -126,7 +126,7 @@ def find_version(package: str) -> str:
 
 
 def pin(package: str) -> str:
-    """Return the requirement of a package in its installed version.
+    """Return the requirement of a package in its installed version, such as `numpy==2.3.1`.
 
     The build name of torch, such as `+cpu`, is left out, because registries list only the number.
 
@@ -174,7 +174,7 @@ def describe() -> dict[str, str]:
 
 
 def _find_project_commit() -> str:
-    """Return the commit of the repository of the working folder; empty if there is none.
+    """Return the commit of the repository of the working folder; empty if git finds none.
 
     Changed files are not checked, because git would then run programs that the repository
     configures.

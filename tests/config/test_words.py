@@ -115,6 +115,28 @@ def test_an_option_of_the_user_is_swept_beside_one_of_the_package(tmp_path):
     )
 
 
+def test_a_dict_is_taken_beside_an_option_of_the_user(tmp_path):
+    option = tmp_path / "data" / "mine.yaml"
+    option.parent.mkdir()
+    option.write_text("defaults: [folder]\n")
+    typed = ["data={root: pictures}"]
+    assert words.check_and_arrange(typed, CONF, tmp_path) == typed
+
+
+@pytest.mark.parametrize(
+    "name", ["1.10", "1_0", "12", "null", "True", "NaN", "\u00e9", "a;b", "conv/1:0"]
+)
+def test_a_listed_name_is_read_back_unchanged(name):
+    listed = words.as_list([name])
+    assert words.parse(f"nodes_to_exclude={listed}").value() == [name]
+
+
+@pytest.mark.parametrize("typed", ["seed=range(1,5,0)", "seed=range(1.5,5,0)"])
+def test_a_range_without_values_is_refused(typed):
+    with pytest.raises(ConfigError, match=r"seed: got range\(1"):
+        words.check_and_arrange([typed, "-m"], CONF)
+
+
 def test_words_that_another_task_takes_too_are_listed_once():
     with pytest.raises(ConfigError) as caught:
         words.check_and_arrange(["task.join=median"], CONF)

@@ -44,6 +44,11 @@ def test_a_value_that_is_no_yaml_is_refused(value):
         parse_words([f"number={value}"], Arguments, None)
 
 
+def test_a_key_with_an_open_bracket_is_refused():
+    with pytest.raises(ConfigError, match=r"^\[: got '1', expected a plain value"):
+        parse_words(["[=1"], Arguments, None)
+
+
 @pytest.mark.parametrize(
     ("number", "mend"), [(errno.EROFS, "working folder"), (errno.ENOSPC, "free some space")]
 )
