@@ -126,6 +126,24 @@ def test_layers_of_inner_graphs_are_among_the_layers(tmp_path, cache_root):
 
 
 @pytest.mark.parametrize(
+    ("kind", "rounding", "levels"),
+    [("int8", "", "x"), ("float", "q = QuantizeLinear(x, scale, zero)", "q")],
+)
+def test_levels_without_a_zero_point_have_the_dtype_of_their_tensor(kind, rounding, levels):
+    proto = parser.parse_model(f"""
+        <ir_version: 8, opset_import: ["": 17]>
+        signed ({kind}[n, 2] x) => (float[n, 2] y)
+        <int8[2, 2] w = {{1, 2, 3, 4}}, float scale = {{0.5}}, int8 zero = {{0}}> {{
+            {rounding}
+            data = DequantizeLinear({levels}, scale)
+            weights = DequantizeLinear(w, scale)
+            y = MatMul(data, weights)
+        }}""")
+    [layer] = onnx_file.read(proto.SerializeToString(), Path("signed.onnx")).layers
+    assert layer.activations == "int8"
+
+
+@pytest.mark.parametrize(
     ("weights", "activations"),
     [("w = Cast<to = 1>(h)", "float32"), ("w = Transpose(h)", "float16")],
 )

@@ -51,7 +51,7 @@ class _Places:
 
     Attributes:
         scale, zero: indices of the weights' scale and zero point.
-        axis: the axis of the weights that counts output channels, without transB.
+        axis: the axis of the weights that counts output channels if transB is not set.
         bias: index of the bias; None if the operator takes no bias.
         data_scale: index of the data's scale, a factor of the scale of an integer bias. None if the
             operator takes a float bias or no bias.
@@ -203,6 +203,7 @@ class _Graph:
     constants: dict[str, onnx.TensorProto]
     producers: dict[str, onnx.NodeProto]
     consumers: dict[str, list[onnx.NodeProto]]
+    types: dict[str, int]  # of constants, and of the outer graph's inputs
 
     @classmethod
     def of(cls, graph: onnx.GraphProto) -> "_Graph":
@@ -223,7 +224,9 @@ class _Graph:
             producers |= dict.fromkeys(node.output, node)
             for name in node.input:
                 consumers.setdefault(name, []).append(node)
-        return cls(constants, producers, consumers)
+        types = {value.name: value.type.tensor_type.elem_type for value in graph.input}
+        types |= {name: tensor.data_type for name, tensor in constants.items()}
+        return cls(constants, producers, consumers, types)
 
     def input(self, value: onnx.ValueInfoProto) -> Port:
         """Return the port of an input, with its quantization if all readers use the same one."""
@@ -581,15 +584,22 @@ class _Graph:
     def _zero_dtype(self, node: onnx.NodeProto, index: int) -> str:
         """Return the dtype of a zero point, which is that of the levels.
 
-        Without a constant zero point, QuantizeLinear may name the dtype; ONNX's default is uint8.
+        Without a constant zero point, it is the dtype that QuantizeLinear names, or the type of the
+        levels that another node takes; uint8 if neither is known.
         """
         zero = self.constants.get(input_at(node, index))
         if zero is not None:
             return _dtype(zero.data_type)
-        if node.op_type == "DequantizeLinear":
-            node = self.producers.get(node.input[0], node)
         if node.op_type == "QuantizeLinear":
             return _dtype(attribute(node, "output_dtype", 0) or onnx.TensorProto.UINT8)
+
+        # The node takes levels, as its first input
+        levels = node.input[0]
+        if levels in self.types:
+            return _dtype(self.types[levels])
+        maker = self.producers.get(levels)
+        if maker is not None and maker.op_type == "QuantizeLinear":
+            return self._zero_dtype(maker, 2)
         return "uint8"
 
     def _scale(
