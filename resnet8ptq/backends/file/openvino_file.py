@@ -146,7 +146,7 @@ def _layer(value: Any, varying: Container[str]) -> _Layer | None:
     """Return the layer that computes a tensor; None for other tensors.
 
     An added constant, Relu, Clamp and FakeQuantize belong to the layer before them. The result is
-    also None for a layer whose weights are computed or stored in float32.
+    also None for a layer with computed weights, or if `_stored` returns float32.
 
     Args:
         varying: names of the operators that depend on an input.

@@ -113,7 +113,7 @@ def _weights(module: Any, node: Any) -> dict[str, Any]:
     The result is empty for nodes that are no layer, and for weights that are floats or computed.
 
     Args:
-        node: the layer, or an activation after it.
+        node: any node; an activation counts as the layer before it.
     """
     if node.target in ACTIVATIONS:
         node = node.args[0]

@@ -111,7 +111,8 @@ class OnnxQuantizer(Quantizer):
         """Return dtypes, schemes and the format; see `contract.Quantizer`.
 
         Raises:
-            UnsupportedError: the execution provider is missing, or settings do not go together.
+            UnsupportedError: the execution provider is missing, or the backend does not support the
+                settings.
         """
         config = self.config
         if self.provider != CPU:
