@@ -2,6 +2,7 @@
 
 import csv
 import re
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from onnx import helper
+from onnx import TensorProto, helper, numpy_helper
 
 from resnet8ptq.backends.contract import Artifact
 from resnet8ptq.backends.onnx import profiler, weight_only
@@ -21,6 +22,7 @@ from resnet8ptq.core.errors import ConfigError, QuantizationError, UnsupportedEr
 from resnet8ptq.data.dataset import Dataset, Split
 from resnet8ptq.deploy import older_runtime
 from resnet8ptq.experiment.network_and_data import fit_data
+from resnet8ptq.graph.links import find_all
 from resnet8ptq.graph.passes import rewrite
 from resnet8ptq.models import model
 from resnet8ptq.models.model import Fp32Model
@@ -35,6 +37,7 @@ W4 = ("method=weight_only", "dtype=w4")
 RANDOM = np.random.default_rng(0)
 BATCH = RANDOM.normal(size=(20, 40)).astype(np.float32)
 WEIGHTS = RANDOM.normal(size=(40, 6)).astype(np.float32)
+TRUE = numpy_helper.from_array(np.array(True))
 
 
 def load(path: Path, cache_root: Path, samples: NDArray) -> tuple[Fp32Model, Split]:
@@ -259,6 +262,27 @@ def test_layers_whose_constants_do_not_allow_it_stay_in_float():
     assert weight_only.find_embeddings(proto.graph) == []
     del proto.graph.node[-1]
     assert [node.name for node in weight_only.find_embeddings(proto.graph)] == ["lookup"]
+
+
+def test_layers_of_inner_graphs_stay_in_float(tmp_path):
+    branches = {}
+    for name in ("then_branch", "else_branch"):
+        product = helper.make_node("MatMul", ["y", "v"], [f"{name}_z"], f"{name}_product")
+        output = helper.make_tensor_value_info(f"{name}_z", TensorProto.FLOAT, None)
+        branches[name] = helper.make_graph([product], name, [], [output])
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["y"], "outer"),
+        helper.make_node("Constant", [], ["true"], "condition", value=TRUE),
+        helper.make_node("If", ["true"], ["z"], "choice", **branches),
+    ]
+    constants = {"w": WEIGHTS, "v": WEIGHTS.T.copy()}
+    path = write(tmp_path / "if.onnx", nodes, constants, {"x": ["N", 40]}, {"z": ["N", 40]})
+    weight_only.quantize(path, tmp_path / "quantized.onnx", [], make_config(*W4))
+    operators = Counter(
+        node.op_type for node in find_all(onnx.load(tmp_path / "quantized.onnx"), onnx.NodeProto)
+    )
+    assert operators["MatMulNBits"] == 1
+    assert operators["MatMul"] == 2
 
 
 def test_profile_and_kernels_are_float(product, tmp_path):

@@ -134,11 +134,11 @@ def write_narrow_weights(network: onnx.GraphProto, schemes: Mapping[str, WeightS
 
 
 def add_readers(model: ir.Model) -> None:
-    """Copy the tensors whose readers ONNX Runtime's quantizer overlooks; Identity nodes copy them.
+    """Copy tensors that ONNX Runtime's quantizer may remove or clip; Identity nodes copy them.
 
-    The quantizer sees no readers in inner graphs, and may remove a tensor that they need. It also
-    clips an output of the graph to the range of a Relu or Clip that reads it. The copy of an output
-    has another name until `restore_outputs` runs.
+    The quantizer sees no readers in inner graphs, and may remove a tensor that they need. It may
+    also clip an output of the graph to the range of a Relu or Clip that reads it. The copy of an
+    output has another name until `restore_outputs` runs.
     """
     graph = model.graph
 
@@ -195,14 +195,14 @@ def restore_outputs(names: Sequence[str]) -> Pass:
 
 
 def find_not_fused(graph: onnx.GraphProto, qoperator: bool) -> list[str]:
-    """Return the names of the nodes that ONNX Runtime's quantizer would replace wrongly.
+    """Return the names of the nodes that ONNX Runtime's quantizer may replace wrongly.
 
-    The quantizer removes a Relu or Clip because the range of its output clips the values. However,
-    a range in 8 bits includes 0, unlike the interval of some Clips. Clips whose interval is unknown
-    are returned too. In QOperator format the quantizer also removes a Relu or Clip whose input
-    keeps another range: an input that other nodes read or the graph returns, or that has the scale
-    of an earlier tensor (`_SAME_SCALE`). That format also clips the constant of a Pad to the range
-    of the Pad's input.
+    The quantizer may remove a Relu or Clip because the range of its output clips the values.
+    However, a range in 8 bits includes 0, unlike the interval of some Clips. Clips whose interval
+    is unknown are returned too. In QOperator format the quantizer may also remove a Relu or Clip
+    whose input keeps another range: an input that other nodes read or the graph returns, or that
+    has the scale of an earlier tensor (`_SAME_SCALE`). That format also clips the constant of a Pad
+    to the range of the Pad's input.
 
     Args:
         qoperator: whether the file has QOperator format.
@@ -248,7 +248,7 @@ def check_float_output(graph: onnx.GraphProto, skipped: Collection[str]) -> None
     """Check that format=qoperator can return the sums of an FP32 graph's last layers as float.
 
     Args:
-        skipped: names of the nodes that stay in float.
+        skipped: names of the nodes without a static range.
 
     Raises:
         UnsupportedError: the integer operator of a last layer returns 8 bits only.
@@ -303,15 +303,16 @@ def _find_last(graph: ir.Graph) -> list[ir.Node]:
 
 
 def protect_float_layers(model: ir.Model) -> None:
-    """Insert a Sum of one input before each float layer that ONNX Runtime would round.
+    """Insert a Sum of one input before each float layer that ONNX Runtime may round.
 
-    On loading, ONNX Runtime's WeightBiasQuantization (since 1.21) rounds the weights of a float
-    Conv, ConvTranspose or Gemm between DequantizeLinear and QuantizeLinear, per tensor, and runs it
-    on integers: https://github.com/microsoft/onnxruntime/pull/22969. A session option turns this
-    off, but every user of the file would need to set it. None of ONNX Runtime's optimizers (1.31)
-    removes the Sum. Layers with weights below 8 bits compute in float and need the Sum too:
-    otherwise their biases would be rounded, and 2-bit weights would reach integer kernels that do
-    not support them (1.31).
+    On loading, ONNX Runtime's WeightBiasQuantization (since 1.21) changes a float Conv,
+    ConvTranspose or Gemm between DequantizeLinear and QuantizeLinear. It rounds the weights with
+    one scale for all channels, and the layer runs on integers:
+    https://github.com/microsoft/onnxruntime/pull/22969. A session option turns this off, but every
+    user of the file would need to set it. None of ONNX Runtime's optimizers (1.31) removes the Sum.
+    A Conv or Gemm with weights below 8 bits computes in float and needs the Sum too: otherwise its
+    bias may be rounded, and 2-bit weights may reach integer kernels that do not support them
+    (1.31).
     """
     for node in model.graph:
         dequantize = producer_of(node, 0)
@@ -360,7 +361,7 @@ def _is_quantized(value: ir.Value) -> bool:
 def quantize_tables(names: Collection[str]) -> Pass:
     """Return a pass that stores the tables of the Gather nodes `names` in 8 bits; see `round_rows`.
 
-    If another node reads a table, the float table stays too.
+    The float tables stay in the graph; `remove_unused` removes those without other readers.
     """
 
     def quantize(model: ir.Model) -> None:

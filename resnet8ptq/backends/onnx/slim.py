@@ -17,8 +17,9 @@ _WINDOW_DEFAULTS = {"strides": 1, "dilations": 1, "pads": 0}
 def slim(proto: onnx.ModelProto) -> onnx.ModelProto:
     """Return a copy without descriptions, long names, defaults, and unused or equal constants.
 
-    Opsets that no node uses are dropped too. Inputs and outputs keep their names. Callers compare
-    the outputs of both files, see `contract.check_same`.
+    Inner graphs keep all of their constants. Opsets that no node uses are dropped. Inputs and
+    outputs keep their names. The caller compares the outputs of both files, see
+    `contract.check_same`.
     """
     graph = onnx.GraphProto(
         name="g",
@@ -50,7 +51,7 @@ def slim(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _merge_constants(graph: onnx_ir.Graph) -> None:
-    """Merge equal constants, and remove unused ones.
+    """Merge equal constants of a graph, and remove its unused ones.
 
     First, the zero points of a QLinearConv's channels become one number if they are equal.
     """
@@ -90,7 +91,7 @@ def _reduce_zero_points(graph: onnx_ir.Graph, node: onnx_ir.Node) -> None:
 def _drop_defaults(node: onnx.NodeProto, version: int) -> None:
     """Remove attributes whose value is the default, or follows from the weights.
 
-    Attributes that the operator requires stay, and so do all of ONNX Runtime's own operators.
+    Attributes that the operator requires stay. Operators that ONNX does not define stay unchanged.
 
     Args:
         version: the opset version of the node's domain.

@@ -1,6 +1,6 @@
-"""`method=weight_only` in ONNX Runtime: by default weights in blocks that share a scale.
+"""`method=weight_only` in ONNX Runtime: by default, each block of weights has a scale.
 
-With `weight_only.block_size=null`, each output channel has one scale instead, see `weight_storage`.
+With `weight_only.block_size=null`, each output channel has a scale instead, see `weight_storage`.
 
 ONNX Runtime's operator MatMulNBits multiplies float activations by weights, here of 4 or 8 bits.
 Its operator GatherBlockQuantized looks up rows of a table, here in 4 bits:
@@ -31,6 +31,7 @@ from resnet8ptq.backends.onnx import rewriting, weight_storage
 from resnet8ptq.config.schema import DTYPES, QuantizationConfig
 from resnet8ptq.core.errors import UnsupportedError
 from resnet8ptq.graph.layers import attribute, weight_layers
+from resnet8ptq.graph.links import find_all
 from resnet8ptq.graph.passes import Pass, Writer, input_of, replace_node, rewrite, values_of
 
 log = logging.getLogger(__name__)
@@ -172,9 +173,9 @@ def check_layers(
 def describe_left(
     graph: onnx.GraphProto, skipped: Collection[str], config: QuantizationConfig
 ) -> dict[str, str]:
-    """Return the number of layers in float by operator, as an MLflow param.
+    """Return the counts of `count_left` or `weight_storage.count_left` as one MLflow param.
 
-    The result is empty without such layers.
+    The result is empty if nothing is counted.
     """
     if by_channel(config):
         left = weight_storage.count_left(graph, skipped)
@@ -184,7 +185,7 @@ def describe_left(
 
 
 def count_left(graph: onnx.GraphProto, skipped: Collection[str]) -> Counter[str]:
-    """Count by operator the layers of `weight_layers` that weights in blocks leave in float."""
+    """Count by operator the layers of `weight_layers` that are not in `find_layers`."""
     layers = Counter(node.op_type for node in weight_layers(graph).values())
     layers.subtract(node.op_type for node in find_layers(graph, skipped))
     return +layers
@@ -194,7 +195,7 @@ def quantize(source: Path, path: Path, skipped: Sequence[str], config: Quantizat
     """Write the model with quantized weights to `path`.
 
     Args:
-        skipped: names of nodes that stay in float.
+        skipped: names of nodes that this function does not quantize.
     """
     if by_channel(config):
         return onnx.save(weight_storage.quantize(onnx.load(source), skipped), path)
@@ -211,7 +212,9 @@ def quantize(source: Path, path: Path, skipped: Sequence[str], config: Quantizat
         proto = rewriting.raise_opset_for_bits(proto, 4)
     chosen |= embeddings
     proto = rewrite(proto, [write_as_products(chosen)])
-    others = [node.name for node in proto.graph.node if node.name not in chosen]
+    # The library also enters inner graphs, whose layers stay in float
+    nodes = find_all(proto.graph, onnx.NodeProto)
+    others = [node.name for node in nodes if node.name not in chosen]
 
     # Quantize without the library's log
     quantizer = library.MatMulNBitsQuantizer(
@@ -233,7 +236,8 @@ def quantize(source: Path, path: Path, skipped: Sequence[str], config: Quantizat
 def write_as_products(names: Collection[str]) -> Pass:
     """Return a pass that replaces each named Gemm by a MatMul of its name, and an Add for a bias.
 
-    ONNX Runtime's function takes no Gemm. alpha and beta become part of the constants.
+    ONNX Runtime's `MatMulNBitsQuantizer` takes no Gemm. alpha and beta become part of the
+    constants.
     """
 
     def write(model: ir.Model) -> None:

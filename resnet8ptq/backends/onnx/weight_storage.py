@@ -73,7 +73,10 @@ def find_weights(
 
 
 def _shared_axes(node: onnx.NodeProto, index: int, rank: int) -> tuple[int, ...]:
-    """Return the axes along which weights share a scale; empty for vectors, and without weights."""
+    """Return the axes along which weights share a scale; empty if none do.
+
+    In a grouped ConvTranspose, the weights of an input channel share a scale.
+    """
     if node.op_type in _RECURRENT:  # W and R [directions, gates, inputs]
         return (2,) if index in (1, 2) and rank == 3 else ()
     if node.op_type == _EMBEDDING:  # [words, values]
@@ -100,7 +103,7 @@ def _exceeds_half(tensor: onnx.TensorProto) -> bool:
 
 
 def _shrinks(tensor: onnx.TensorProto, axes: tuple[int, ...]) -> bool:
-    """Return whether more than two values share a scale; fewer values save hardly any bytes."""
+    """Return whether more than two values share a scale."""
     shared = int(np.prod([tensor.dims[axis] for axis in axes]))
     return shared > 2  # 1 byte for each value, and 4 for the scale that `shared` values have
 
