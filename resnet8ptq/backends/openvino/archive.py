@@ -34,8 +34,8 @@ def read(content: bytes) -> Any:
     instead; it reads from disk only.
 
     Raises:
-        ValueError: the graph is not in OpenVINO's format.
-        zipfile.BadZipFile: the content is no archive.
+        ValueError: the graph does not begin with the element <net>.
+        zipfile.BadZipFile: the content is no archive, or a damaged one.
         KeyError: the archive lacks one of the two files.
         RuntimeError: OpenVINO cannot read the graph.
     """

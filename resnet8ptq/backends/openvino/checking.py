@@ -31,18 +31,20 @@ Array = NDArray[Any]
 def compare_kernels(
     quantizer: Quantizer, artifact: Artifact, model: Fp32Model, calibration: Split
 ) -> dict[str, str]:
-    """Return the SQNR of the kernels as a param; warn if `KernelNoise.exceeds`.
+    """Return the SQNR of the kernels against float arithmetic; warn if `KernelNoise.exceeds`.
 
-    The result is empty without a finite SQNR, if the file computes in float, and without samples.
+    The result is an MLflow param. It is empty without a finite SQNR, if the file computes in float,
+    and without samples.
 
     Args:
         quantizer: the quantizer that wrote the artifact.
         model: the FP32 network.
-        calibration: up to `kernel_noise.SAMPLES` of these samples run: in one batch on integers,
-            one by one in float.
+        calibration: the file runs on up to `kernel_noise.SAMPLES` of these samples: in one batch on
+            integers, one by one in float.
 
     Raises:
-        UnsupportedError: OpenVINO's outputs differ in shape from ONNX Runtime's.
+        UnsupportedError: OpenVINO cannot compile the file, or its outputs differ in shape from ONNX
+            Runtime's.
     """
     samples = kernel_noise.draw_batch(calibration)
     if samples is None or quantizer.config.computes_in_float:

@@ -73,7 +73,7 @@ def compile_graph(
         threads: number of threads; 0 for every core.
         precision: the float type of the layers that are not quantized.
         timed: whether each node is timed.
-        on_integers: whether integer kernels run; otherwise QDQ is computed in float.
+        on_integers: whether integer kernels may run; otherwise QDQ is computed in float.
 
     Raises:
         UnsupportedError: OpenVINO cannot compile the graph, for example because it lacks a kernel.

@@ -27,14 +27,14 @@ def load(path: Path, threads: int, precision: str = F32) -> Predictor:
 
 
 def open_network(path: Path, threads: int, **options: Any) -> "CompiledNetwork":
-    """Compile an ONNX file or an archive; for options see `compile_graph`."""
+    """Read an ONNX file or an archive; for options see `compile_graph`."""
     if path.suffix == archive.SUFFIX:
         return make_network(archive.read(path.read_bytes()), threads, **options)
     return make_network(read_graph(path), threads, **options)
 
 
 def make_network(graph: Any, threads: int, **options: Any) -> "CompiledNetwork":
-    """Compile a graph; for options see `compile_graph`."""
+    """Return a graph to run; for options see `compile_graph`."""
     names = [value.get_any_name() for value in graph.inputs]
     return CompiledNetwork(
         graph, names, by_size=only_batch_is_free(graph), threads=threads, options=options
@@ -55,9 +55,9 @@ def _open_logits(path: Path, threads: int, precision: str) -> Predict | None:
 
 @dataclass(frozen=True)
 class CompiledNetwork:
-    """A graph, compiled for each batch size if only the batch size is free.
+    """A graph that is compiled when needed: for each batch size, if only that size is free.
 
-    With fixed sizes, a small network takes a seventh less time. The last `_KEPT` sizes stay
+    With fixed sizes, a small network takes a seventh less time. The `_KEPT` sizes used last stay
     compiled. Texts have too many lengths for fixed sizes: their graph is compiled once, with free
     sizes.
 
@@ -118,7 +118,11 @@ class CompiledNetwork:
         return [request.get_output_tensor(number).data for number in numbers]
 
     def compile(self, size: int | None) -> None:
-        """Compile the graph for a batch size, or with None for every size, and keep its request."""
+        """Compile the graph, and keep its request.
+
+        Args:
+            size: the batch size; None leaves the sizes of the graph unchanged.
+        """
         graph = self.graph
         if size is not None:
             graph = graph.clone()

@@ -78,12 +78,12 @@ class RunsInOpenvino(Quantizer):
         return F32 if self.config.runs_elsewhere else self.config.inference_precision
 
     def load(self, path: Path, threads: int) -> Predictor:
-        """Compile a file for this CPU; see `contract.Quantizer`."""
+        """Load a file for this CPU; see `contract.Quantizer`."""
         refuse_missing(self._precision)
         return predictor.load(path, threads, self._precision)
 
     def profile(self, path: Path, threads: int) -> AbstractContextManager[Profiler]:
-        """Compile a file to time its nodes; see `contract.Quantizer`."""
+        """Load a file to time its nodes; see `contract.Quantizer`."""
         return profiler.profile(path, threads, self._precision)
 
     verify = checking.compare_kernels
@@ -124,7 +124,7 @@ class OpenvinoQuantizer(RunsInOpenvino):
     def quantize(
         self, model: Fp32Model, decisions: Decisions, calibration: Split, folder: Path
     ) -> Artifact:
-        """Write the ONNX file; one for integer kernels passes through `avoid_faults`.
+        """Write the ONNX file; `avoid_faults` changes a file for integer kernels.
 
         Raises:
             UnsupportedError: OpenVINO cannot compile the quantized file, or computes every layer in

@@ -27,8 +27,7 @@ Step = tuple[str, ArrayLike]  # an operator and its constant operand
 def avoid_faults(proto: onnx.ModelProto) -> onnx.ModelProto:
     """Return a model without the patterns that OpenVINO computes wrongly or in float.
 
-    The model computes the same up to rounding. `proto` must not be used afterwards, because the
-    result shares its weights.
+    The model computes the same up to rounding. `proto` must not be used afterwards.
     """
     # Only means need the sizes, which take time to infer
     sizes: Mapping[str, Sequence[int]] = {}
@@ -185,7 +184,10 @@ def _pad_with_zeros(model: ir.Model) -> None:
 
 
 def _pads_levels(node: ir.Node) -> bool:
-    """Return whether a Pad adds one value to a rounded tensor, in constant widths for all axes."""
+    """Return whether `_pad_with_zeros` must rewrite a Pad, or copy the scales around it.
+
+    The Pad then has the mode constant, a rounded input, and constant widths for all axes.
+    """
     if node.attributes.get_string("mode", "constant") != "constant" or not _is_rounded(node):
         return False
     return input_of(node, 1).is_initializer() and len(node.inputs) < 4
