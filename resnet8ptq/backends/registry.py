@@ -37,7 +37,7 @@ def complete(
     Args:
         network_format: the format of the network's file.
         outputs: the setting `model.outputs`.
-        is_float: whether the dtype is a float type.
+        is_float: see `QuantizationConfig.computes_in_float`.
     """
     if not asked.quantizes:
         return asked

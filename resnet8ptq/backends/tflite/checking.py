@@ -21,18 +21,17 @@ def compare_kernels(
     open_fp32: Callable[[], Predict],
     calibration: Split,
 ) -> dict[str, str]:
-    """Return the SQNR of the fast kernels as a param.
+    """Return the SQNR of the fast kernels against the reference kernels, as an MLflow param.
 
     The result is empty if the SQNR is not finite, the reference kernels cannot run the file, or
-    there are no samples. If the SQNR is below `LIMIT_DB`, the function warns of fast kernels that
-    add more noise than the quantization, or of reference kernels that are wrong; see
-    `KernelNoise.is_nearer`.
+    there are no samples. The function warns if the fast kernels add too much noise
+    (`KernelNoise.exceeds`), or if the reference kernels are wrong (`KernelNoise.is_nearer`).
 
     Args:
         name: the file's name, for the warning.
         open_file: loads the file; with True, for LiteRT's reference kernels, which are slow.
         open_fp32: loads the FP32 network, which runs only if the kernels' SQNR is below `LIMIT_DB`.
-        calibration: up to `SAMPLES` of these samples run in one batch.
+        calibration: the file runs on up to `SAMPLES` of these samples.
     """
     samples = kernel_noise.draw_batch(calibration, SAMPLES)
     if samples is None:

@@ -46,7 +46,7 @@ def convert(
         wide: whether activations have 16 bits instead of 8; without effect if `samples` is None.
 
     Raises:
-        ModelError: Keras refuses the file, or `gates.saved_model` refuses the folder.
+        ModelError: see `load_keras` and `gates.saved_model.read_program`.
         UnsupportedError: TensorFlow's converter fails, for example at an operator that it lacks.
     """
     prepare_tensorflow()

@@ -1,8 +1,8 @@
 """Maps the tensors of a converted .tflite file to those of the ONNX graph, by their values.
 
-Converters rename, transpose, reshape and fuse tensors. The range of a tensor does not depend on the
-order of its values, so two tensors match if they have the same values in any order. The sorted
-values are compared at 65 positions.
+Converters rename, transpose and reshape tensors, and fuse operators. The range of a tensor does not
+depend on the order of its values, so two tensors match if they have the same values in any order.
+The sorted values are compared at 65 positions.
 """
 
 from pathlib import Path
@@ -27,10 +27,10 @@ Sketches = dict[Any, list[NDArray[np.float64]]]
 
 
 def find_onnx_names(content: bytes, onnx_path: Path, batch: NDArray[Any]) -> dict[int, list[str]]:
-    """Return the ONNX names of a file's float activations, by their index in the file.
+    """Return the ONNX names of a file's float tensors, by their index in the file.
 
-    An activation has several names, in graph order, if several ONNX tensors have its values, such
-    as before and after a Reshape. An activation whose values no ONNX tensor has is left out.
+    A tensor has several names, in graph order, if several ONNX tensors have its values, such as
+    before and after a Reshape. A tensor whose values no ONNX tensor has is left out.
 
     Args:
         content: a float file for one sample at a time.

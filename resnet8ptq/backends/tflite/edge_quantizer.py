@@ -75,8 +75,9 @@ def find_quantized(
 ) -> list[Any]:
     """Return the file's operators to quantize: those of the graph's quantized nodes.
 
-    An operator in `MOVES` without a node is quantized if an input is. Operators that
-    ai-edge-quantizer or the kernels cannot compute on integers are left out.
+    An operator in `MOVES` without a node is added if it reads an input of the file, or an output of
+    a returned operator. Operators of `_FLOAT` are left out, and those of `_SHARING` with a
+    scalar, see `_has_scalar`.
 
     Args:
         names: the ONNX names of the file's tensors, see `correspondence.find_onnx_names`.
@@ -121,7 +122,8 @@ def _has_scalar(model: Any, operator: Any) -> bool:
 def _layer_before(name: str, producers: Mapping[str, onnx.NodeProto]) -> onnx.NodeProto | None:
     """Return the layer that a tensor comes from, through nodes such as a bias addition.
 
-    Returns None if a node on the way has no computed input or several of them.
+    Returns None if no node computes the tensor. Also returns None if a node on the way has several
+    computed inputs, or none.
     """
     node = producers.get(name)
     while node is not None and node.op_type not in LAYERS:
@@ -148,7 +150,7 @@ def tensors_around(model: Any, operators: Iterable[Any]) -> set[int]:
 
 
 def _spread(model: Any, ranges: Mapping[int, Range]) -> dict[int, Range]:
-    """Return the ranges, completed: the output of a move without a range gets its input's range."""
+    """Return the ranges; an output of `MOVES` without one gets the range of the moved tensor."""
     known = dict(ranges)
     for code, operator in contents.operators(model):
         if code not in MOVES:
@@ -169,10 +171,10 @@ def _source_of(code: str, operator: Any) -> int:
 def quantize(
     model: Any, operators: Sequence[Any], ranges: Mapping[int, Range], scheme: Scheme
 ) -> bytes:
-    """Return a float file with these operators quantized; `model` changes too.
+    """Quantize operators of a float file; return its new content. `model` changes too.
 
     Args:
-        operators: the file's operators to quantize. An operator stays in float if one of its
+        operators: the operators to quantize. An operator stays in float if one of its
             activations has no range.
         ranges: the ranges of the file's activations, by index.
 

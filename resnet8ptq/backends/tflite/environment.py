@@ -168,10 +168,10 @@ def run_program(
     env: Mapping[str, str] | None = None,
     before: Callable[[], None] | None = None,
 ) -> "subprocess.CompletedProcess[str]":
-    """Run a program without the environment variables `PYTHON*`; return it with its output.
+    """Run a program without this process's variables `PYTHON*`; return exit code and output.
 
     Args:
-        env: variables in addition to those of this process.
+        env: variables to set in the environment that the program inherits.
         before: function to call in the new process before the program starts, on POSIX systems;
             safe only while this process has one thread.
     """
