@@ -1,4 +1,4 @@
-"""Computes tensors of a network on samples, batch by batch, for corrections layer by layer."""
+"""Computes tensors of a network on samples, batch by batch."""
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set

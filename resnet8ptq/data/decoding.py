@@ -281,7 +281,7 @@ def resize_all(data: Dataset, preprocess: PreprocessConfig, cache_root: Path) ->
 def resize(split: Split, preprocess: PreprocessConfig, cache_root: Path) -> Split:
     """Return a split of uint8 pictures [N, H, W, 1 or 3], resized or converted to grey.
 
-    Masks are resized too, and target pictures are changed in the same way.
+    Labels that are masks or target pictures are resized too.
     """
     settings = str(sorted(asdict(preprocess).items()))
     key: cache.Key = {"images": split.digest, "settings": settings, **_versions()}

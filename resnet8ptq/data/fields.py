@@ -1,8 +1,8 @@
 """The inputs of a network whose samples are records, and the fields that fill them.
 
-Stored records (see `core.records`) of texts are padded to the longest one. If a network takes any
-length, each batch is cut to its longest sample. If the network takes one length, shorter texts are
-padded to that length.
+Stored records (see `core.records`) of texts are padded to one length. If a network takes any
+length, each batch is cut to its longest sample. If the network takes one length, shorter records
+are padded to that length.
 """
 
 from dataclasses import dataclass

@@ -72,8 +72,8 @@ def bombs_refused() -> Iterator[None]:
 def decode(file: Path | BinaryIO, preprocess: PreprocessConfig) -> NDArray[np.uint8]:
     """Return a picture [H, W, 3], or [H, W, 1] if `channels` is grey, resized by `fit`.
 
-    The picture is rotated according to its EXIF data. Palettes and CMYK become RGB, and an alpha
-    channel is dropped, as in torchvision. 16 bits become 8.
+    The picture is turned upright by its EXIF data. Palettes and CMYK are converted, and an alpha
+    channel is dropped. 16 bits become 8.
 
     Raises:
         Exception: the file is not in one of `FORMATS`, is truncated or too large, or has pixels of

@@ -215,7 +215,7 @@ def _size_units(split: Split, free: NDArray[np.bool_]) -> NDArray[np.int64]:
 def _fit(units: NDArray[np.int64], sizes: NDArray[np.int64], most: int) -> NDArray[np.int64]:
     """Return the first groups with at most `most` samples in total, but at least one group.
 
-    The first sample of a group stands for the group, see `_size_units`.
+    The first free sample of a group stands for the group, see `_size_units`.
     """
     fitting = int(np.searchsorted(np.cumsum(sizes[units]), most, side="right"))
     if not fitting:

@@ -236,6 +236,8 @@ def wrong_files(folder):
     yield folder / "lies.npz", "lies.npz: x: cannot be read"
     (folder / "text.txt").write_text("no array")
     yield folder / "text.txt", "is not an array; expected an .npz, .npy or idx file"
+    (folder / "text.npy").write_text("no array")
+    yield folder / "text.npy", "text.npy: cannot be read (it is not in NumPy's format)"
     (folder / "packed.npy").write_bytes(content)
     yield folder / "packed.npy", "packed.npy: cannot be read (ValueError: it is an archive"
     with zipfile.ZipFile(folder / "inner.npz", "w") as packed:

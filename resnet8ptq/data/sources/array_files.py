@@ -75,8 +75,8 @@ def open_arrays(root: Path, cache_root: Path) -> Arrays:
     """Return functions that read the arrays of a file or a folder, by name of the array.
 
     Raises:
-        DataError: a folder has no arrays or two with the same name, or a file is no array or is
-            damaged.
+        DataError: a folder has no arrays or two with the same name, a file is no array, or an
+            archive or gzipped file is damaged. The functions raise it for damaged arrays.
     """
     arrays: dict[str, Callable[[], Array]] = {}
     if root.is_dir():
@@ -131,7 +131,7 @@ def find_names(root: Path) -> list[str]:
     """Return the names of the arrays in a folder or an .npz file; empty for other files.
 
     Raises:
-        DataError: a file is damaged.
+        DataError: an archive or gzipped file is damaged.
     """
     if root.is_dir():
         return [path.name.partition(".")[0] for path in _find_files(root)]
@@ -292,4 +292,7 @@ def _reading(path: Path, member: str = "") -> Iterator[None]:
             raise DataError(
                 f"{name}: holds pickled Python objects, which may run code; expected numbers"
             ) from None
-        raise DataError(f"{name}: cannot be read ({one_line(error)})") from None
+        reason = one_line(error)
+        if "allow_pickle" in reason:  # numpy takes other files for pickles
+            reason = "it is not in NumPy's format"
+        raise DataError(f"{name}: cannot be read ({reason})") from None

@@ -49,8 +49,8 @@ def name_inputs(data: DataConfig, find_takes: Callable[[], Sequence[str]]) -> Da
 
     Args:
         data: the located data set, of any source.
-        find_takes: returns the names of the network's inputs; called only if needed, because it is
-            slow.
+        find_takes: returns the names of the network's inputs; called only if usual names do not
+            identify the inputs, because it is slow.
     """
     if data.name != "arrays" or not isinstance(data, ArraysConfig) or data.inputs is not None:
         return data
@@ -101,8 +101,9 @@ def choose(arrays: Arrays, config: ArraysConfig, root: Path) -> list[Chosen]:
     """Return the arrays for `KEYS` of both sides, training first, or of samples without a split.
 
     Raises:
-        ConfigError: a name in the settings is neither an array nor a file, inputs or labels are not
-            recognized, several arrays have a usual name, or `data.groups` is set for a split.
+        ConfigError: a name in the settings is neither an array nor a file (names in a dict of
+            inputs are not checked here), inputs or labels are not recognized, several arrays have a
+            usual name, or `data.groups` is set for a split.
     """
     for key in KEYS:
         name = getattr(config, key.removeprefix("data."))
@@ -335,7 +336,7 @@ def _find_unnamed(arrays: Arrays, used: Collection[str | None]) -> Any:
 
 
 def _list_unused(arrays: Arrays, used: Collection[str | None]) -> list[str]:
-    """Return the names that are not in `used` and are not usual for class names or scales."""
+    """Return the names not in `used` that are not usual for class names, scales or offsets."""
     unused = []
     for name in arrays:
         if name.lower() not in (*CLASSES, *STEPS) and name not in used:
