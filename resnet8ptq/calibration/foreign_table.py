@@ -41,7 +41,7 @@ def read_ranges(parsed: object, path: Path) -> dict[str, Range]:
         path: path of the file, for errors.
 
     Raises:
-        ConfigError: the format is unknown, or a range is not valid.
+        ConfigError: the format is unknown, no range is left, or a range is not valid.
     """
     if not isinstance(parsed, dict) or not parsed:
         raise ConfigError(f"calib.table: {path}: got other JSON, expected {TAKES}")
@@ -50,7 +50,7 @@ def read_ranges(parsed: object, path: Path) -> dict[str, Range]:
     ranges = {}
     for name, entry in _entries(parsed):
         ends = _find_range(entry)
-        if ends is None or ends[0] > ends[1]:
+        if ends is None or None in map(as_finite, ends) or ends[0] > ends[1]:
             raise ConfigError(
                 f"calib.table: {path}: {name!r}: no valid range; expected rmin <= rmax, or a scale "
                 "with its offset"
@@ -64,7 +64,7 @@ def read_ranges(parsed: object, path: Path) -> dict[str, Range]:
 def match_tensors(
     ranges: Mapping[str, Range], graph: onnx.GraphProto, path: str
 ) -> dict[str, Range]:
-    """Return the ranges of tensors that the network has; warn about their use and about the others.
+    """Return the ranges of the network's tensors; warn about their use and about unknown tensors.
 
     Raises:
         ConfigError: the network has none of the tensors.
@@ -142,9 +142,9 @@ def _is_by_channel(entry: Any) -> bool:
 
 
 def _find_range(entry: Any) -> Range | None:
-    """Return the range of an entry, from its ends, or else from its scale and offset.
+    """Return the range of an entry, from its ends, or else by `_from_levels`.
 
-    None if the entry has neither, or if its values are not valid.
+    None if the entry has neither ends nor a scale, or if a value is not valid.
     """
     if isinstance(entry, list) and len(entry) == 1:
         entry = entry[0]

@@ -49,9 +49,9 @@ def moving_average(stats: TensorStats, config: CalibConfig) -> Range:
 def percentile(stats: TensorStats, config: CalibConfig) -> Range:
     """Return the range of the middle `config.percentile` percent of the values.
 
-    Half of the rest is cut on each side, at edges of the histogram's bins. The percentile
-    calibration of ONNX Runtime chooses the same edges. Because it rounds its sums of shares, it may
-    choose the next edge where an edge cuts exactly half of the rest.
+    Half of the rest is cut on each side, at edges of the histogram's bins. On the same histogram,
+    ONNX Runtime's percentile calibration chooses the same edges. Because it rounds its sums of
+    shares, it may choose the next edge where an edge cuts exactly half of the rest.
     """
     if config.percentile == 100:
         return stats.low, stats.high
@@ -75,12 +75,12 @@ def _ends_in_tails(config: CalibConfig) -> bool:
 
 
 def entropy(stats: TensorStats, config: CalibConfig) -> Range:
-    """Return the range around zero whose threshold has the lowest KL divergence.
+    """Return the window around zero with the lowest KL divergence, within the observed range.
 
-    Each candidate clips the distribution to a window around zero, and quantizes it to
-    `config.num_quantized_bins` levels. Its score is the divergence of the clipped distribution from
-    the quantized one. Source: S. Migacz, "8-bit Inference with TensorRT", GTC 2017. On the same
-    histogram, this method gives the thresholds of ONNX Runtime's entropy calibration.
+    For each candidate window, the distribution is clipped to the window, and is quantized to
+    `config.num_quantized_bins` levels. The divergence is that of the clipped distribution from the
+    quantized one. Source: S. Migacz, "8-bit Inference with TensorRT", GTC 2017. On the same
+    histogram, this method gives the ranges of ONNX Runtime's entropy calibration.
     """
     # Compare windows of `half` bins on each side of the middle bin
     counts = stats.counts
@@ -202,7 +202,7 @@ class Method:
     Attributes:
         choose: returns the range for a tensor's statistics; None if torch chooses the range.
         parameters: the keys of `calib` that the method reads.
-        histogram: whether the method needs a histogram.
+        histogram: whether the method reads the histogram of `TensorStats`.
         reads_tails: returns whether the bins near both ends of the histogram usually suffice.
     """
 

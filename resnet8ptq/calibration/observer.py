@@ -1,10 +1,10 @@
 """Observes the values of a tensor, batch by batch.
 
-The histogram of a calibration method spans the observed range, which is only known after the last
-batch. Values are therefore counted in finer bins, with an edge at zero. Their width is 2**-15 of a
-power of two above the largest magnitude. When a larger value arrives, the power grows, and
-neighbouring bins merge without rounding. The counts thus depend neither on the batch size nor on
-the order of the samples, and memory stays constant.
+The bins of a method's histogram depend on the largest magnitude, which is only known after the last
+batch. Values are therefore counted in fine bins, with an edge at zero. Their width is 2**-15 of a
+power of two above the largest magnitude so far. When a magnitude reaches this power, the power
+grows, and neighbouring bins merge without rounding. The counts thus depend neither on the batch
+size nor on the order of the samples, and their memory is constant.
 """
 
 import math
@@ -29,7 +29,7 @@ class TensorObserver:
     Attributes:
         counting: whether values are counted; otherwise only ranges and peaks are kept.
         batches: the range of each batch, in order.
-        counts: the counts of the fine bins [2 * HALF], in ascending order; empty before values are
+        counts: the count of each fine bin [2 * HALF], from the lowest bin; empty before values are
             counted.
         exponent: the bins span [-2**exponent, 2**exponent).
         finite: whether no value was NaN or infinite; after the first one, values are not counted.
@@ -83,7 +83,7 @@ class TensorObserver:
     def clipped(self, low: float, high: float) -> Self:
         """Return an observer of the same values, limited to [low, high]; the peaks stay unlimited.
 
-        Without limits, or after a value that is not finite, the observer returns itself.
+        After a value that is not finite, nothing is limited.
         """
         if (low, high) == (-math.inf, math.inf) or not self.finite:
             return self
@@ -105,7 +105,7 @@ class TensorObserver:
         return replace(self, batches=batches, counts=counts)
 
     def is_coarse(self, num_bins: int) -> bool:
-        """Return whether one of `num_bins` bins over the range is narrower than a fine bin.
+        """Return whether the bins of a histogram of `num_bins` bins are narrower than a fine bin.
 
         A clipped tensor has the fine bins of its source, which may be too wide for its own range.
         Without counting, the result is False. The exception is a value that is not finite: after
@@ -121,7 +121,7 @@ class TensorObserver:
 
         The count of a fine bin across an edge is divided in proportion. The number of values below
         an edge is thus exact, except for the values of one fine bin. After a value that is not
-        finite, the histogram is zero.
+        finite, all its counts are zero.
         """
         stats = TensorStats.of_batches(np.array(self.batches))
         if self.counting and not self.finite:
@@ -139,7 +139,7 @@ class TensorObserver:
         return stats
 
     def bounds(self, num_bins: int) -> list[TensorStats]:
-        """Return the statistics between which the true ones lie; one, as all values are counted."""
+        """Return the statistics that bound the true ones: here the true ones alone."""
         return [self.stats(num_bins)]
 
     def _widen(self, magnitude: float) -> None:
@@ -159,8 +159,8 @@ class TensorObserver:
     def _count(self, values: NDArray[np.float32], first: int) -> None:
         """Count `values` [n]; the smallest lies in bin `first`, where bin 0 starts at zero.
 
-        The product with a power of two is exact in float32, and so is its floor. Each step writes
-        into a buffer, and the positions wrap around in 16 bits.
+        The product with a power of two is exact in float32, and so is its floor, unless the product
+        underflows. The bins' numbers may wrap around in 16 bits.
         """
         counts = self.counts[HALF + first :]
         scale = np.float32(1 / self.width)

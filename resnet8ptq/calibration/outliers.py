@@ -37,8 +37,8 @@ class Outliers:
     Attributes:
         tensor: the ONNX name of the tensor.
         samples: indices in the calibration samples, the largest value first.
-        ratio: the smallest peak of `samples` to the largest of all others; infinite for NaN and
-            infinity.
+        ratio: the smallest peak of `samples` to the largest of all others; infinite if all peaks of
+            `samples` are NaN or infinite.
         total: number of calibration samples.
     """
 
@@ -48,7 +48,7 @@ class Outliers:
     total: int
 
     def describe(self, samples: Split) -> str:
-        """Return a text that names the samples, the tensor and the ratio."""
+        """Return a text that names the tensor and the first `LISTED` samples."""
         named = [samples.name_of(index) for index in self.samples[:LISTED]]
         more = len(self.samples) - len(named)
         listed = ", ".join(named)
@@ -62,9 +62,10 @@ class Outliers:
         )
 
     def clip(self, calib: CalibConfig) -> str:
-        """Return the settings, as text, whose range excludes these samples.
+        """Return settings, as text, that clip these samples: a percentile for `calib=percentile`.
 
-        The text is empty if no setting does, or if `calib` already does.
+        The text is empty if `calib` has such a percentile already, if a percentile would clip many
+        other samples, or if the ratio is too large for the bins of a histogram.
         """
         percentile = 100 - 100 * _CUT * len(self.samples) / self.total
         clips = calib.name == "percentile" and calib.percentile <= percentile
@@ -73,7 +74,7 @@ class Outliers:
         return f"calib=percentile calib.percentile={math.floor(100 * percentile) / 100:g}"
 
     def mend(self, calib: CalibConfig) -> str:
-        """Return the mend as text: remove the samples, or choose a range that excludes them."""
+        """Return the mend as text: remove damaged samples, or use the settings of `clip`."""
         which = "this sample" if len(self.samples) == 1 else "these samples"
         mend = f"remove {which} if damaged"
         clip = self.clip(calib)
@@ -117,7 +118,7 @@ def find_in_inputs(samples: Split, names: list[str]) -> Iterator[Outliers]:
     """Yield the samples that stand out in a float input of the network.
 
     This reads the samples without running a network, so every backend can use it. Samples in uint8
-    are left out, because their values have one scale.
+    are left out, because their values are at most 255.
 
     Args:
         names: the network's inputs.

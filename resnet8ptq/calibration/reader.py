@@ -13,9 +13,9 @@ from resnet8ptq.data.sampling import draw_calibration
 class CalibrationReader(CalibrationDataReader):  # type: ignore[misc]
     """Feeds samples to ONNX Runtime, one by one or in batches.
 
-    ONNX Runtime's calibrators keep the activations of all samples. With many samples, give
-    `quantize_static` the extra option `CalibStridedMinMax`: the number of batches to collect at
-    once, which must divide `len(reader)`.
+    ONNX Runtime's calibrators for entropy and percentile keep the activations of all samples. With
+    many samples, give `quantize_static` the extra option `CalibStridedMinMax`: the number of
+    batches to collect at once, which must divide `len(reader)`.
 
     An example with the calibration samples of a run of this package:
 
@@ -55,8 +55,8 @@ class CalibrationReader(CalibrationDataReader):  # type: ignore[misc]
 
         Raises:
             DataError: the data set is not available, or is damaged.
-            ConfigError: every class has fewer samples, `name` is unknown, or `root` is not a
-                folder.
+            ConfigError: every class has fewer samples, `name` is not one of the two, or `root` is
+                not a folder.
             ValueError: a number is too small.
         """
         if samples_per_class < 1:

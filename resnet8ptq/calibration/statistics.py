@@ -20,7 +20,7 @@ class TensorStats:
     Attributes:
         low, high: the smallest and the largest value.
         counts: number of values in each bin; empty without a histogram.
-        zeros: number of values at zero or very close to it; a ReLU returns many of them.
+        zeros: number of values at zero or slightly above, if counted; a ReLU returns many zeros.
         batches: the range of each batch, in order.
     """
 

@@ -52,7 +52,7 @@ def write_tables(folder: Path, ranges: Mapping[str, Range], provenance: Provenan
     """Write `ranges` into `folder` in ONNX Runtime's formats, with their provenance.
 
     Each file is written atomically. The hashes are written last, so that `load_ranges` detects a
-    mixture of two writers' files.
+    `calibration.json` of another writer.
     """
     with tempfile.TemporaryDirectory(prefix=".calibration-", dir=folder) as name:
         temporary = Path(name)
@@ -90,8 +90,9 @@ def load_ranges(path: str | Path, provenance: Provenance | None) -> dict[str, Ra
             any origin, in the formats of `foreign_table`.
 
     Raises:
-        ConfigError: the file is missing, damaged or of an unknown format; or with `provenance`, it
-            was edited, or belongs to another model, method or samples; or a range is not valid.
+        ConfigError: the table cannot be read, is not JSON, or `foreign_table.read_ranges` refuses
+            it. With `provenance`, also: its provenance file is missing or damaged, or the table was
+            edited or belongs to another model, method or samples.
     """
     table = Path(path).expanduser()
     if table.suffix in (".flatbuffers", ".cache") and not table.is_dir():

@@ -1,10 +1,10 @@
 """Observes a tensor's values near both ends of its range, which usually suffice for percentiles.
 
-A range by percentile usually ends in the tails, but a histogram spends most of its time on the
-middle, which is the values between them. After the first samples, the tails are counted by bin, and
-of the middle only the number of values. Their true histogram lies between two extremes: all of them
-at the start of the middle, or all at its end. If both give the same range, so does the true
-histogram. Otherwise, the caller has to count all values (`calibration.observer`).
+A range by percentile usually ends in the tails, but most values lie in the middle, between the
+tails, and cost most of the time. After the first samples, the values of the tails are counted by
+bin, and those of the middle only in total. The true histogram lies between two extremes: all values
+of this total at the start of the middle, or all at its end. If both give the same range, so does
+the true histogram. Otherwise, the caller has to count all values (`calibration.observer`).
 """
 
 import math

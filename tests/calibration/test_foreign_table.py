@@ -76,6 +76,12 @@ def test_any_content_is_read_or_refused(parsed):
     assert all(low <= high for low, high in ranges.values())
 
 
+@pytest.mark.parametrize("shift", ["offset", "zero_point"])
+def test_a_range_beyond_float32_is_refused(shift):
+    with pytest.raises(ConfigError, match="relu"):
+        foreign_table.read_ranges({"relu": [{"scale": 1e38, shift: 100}]}, PATH)
+
+
 def test_tensors_of_another_network_are_named(caplog):
     network = """<ir_version: 8, opset_import: ["": 17]> one (float[n] x) => (float[n] relu)
     { relu = Relu(x) }"""
