@@ -1,7 +1,8 @@
-"""Prints `--help`: the most common keys, the keys of a group or topic, or the page of `all`.
+"""Prints `--help`: the most common keys, the pages of groups and keys, or the page of `all`.
 
-The short page shows `FIRST`. The other pages are made from the YAML files of `conf/`: the comment
-on a key's line explains the key, and the first comment of an option's file explains the option.
+The short page shows `FIRST`. The other pages are made from the YAML files of the configuration: the
+comment on a key's line explains the key, and the first comment of an option's file explains the
+option.
 """
 
 import shutil
@@ -28,7 +29,7 @@ class Key:
 
     Attributes:
         name: the full name, with dots.
-        default: the value as written in the file; empty for a key with keys below it.
+        default: the first line of the value, as in the file; empty for a key with keys below it.
         comment: the comment on the key's line; empty without one.
     """
 
@@ -53,10 +54,10 @@ FIRST = (
 
 
 def print_page(conf: Path, words: Sequence[str], own: Path | None = None) -> None:
-    """Print the help page: the first keys, all keys, or the topics and options in the words.
+    """Print the short page, the page of `all`, or the pages of the topics and options in the words.
 
     Raises:
-        ConfigError: a topic is unknown.
+        ConfigError: see `show_topic`.
     """
     chosen = {}
     topics = []
@@ -81,7 +82,7 @@ def print_page(conf: Path, words: Sequence[str], own: Path | None = None) -> Non
 
 
 def show_first(conf: Path, own: Path | None = None) -> str:
-    """Return the short page: the most common keys, and the topics."""
+    """Return the short page: the most common keys, the groups, and how to see more."""
     words = yaml.safe_load((conf / "config.yaml").read_text("utf-8"))["hydra"]["help"]
     groups = _groups_of(_find_options(conf, own)) - {"hydra"}
     lines = [words["header"], "", "The keys that people set first:", ""]
@@ -102,7 +103,7 @@ def show_topic(conf: Path, topic: str, option: str = "", own: Path | None = None
         option: an option of the group; empty for the default option.
 
     Raises:
-        ConfigError: the topic is neither a group nor a key.
+        ConfigError: the topic is neither a group nor a key of `config.yaml`.
     """
     # Find the keys of the topic in `config.yaml`
     text = (conf / "config.yaml").read_text("utf-8")
@@ -155,7 +156,8 @@ def _read_defaults(text: str) -> tuple[dict[str, str | None], dict[str, str]]:
 def show_all(conf: Path, chosen: Mapping[str, str], own: Path | None = None) -> str:
     """Return the page of `--help all`: all groups with their options, then keys.
 
-    The keys are those of `config.yaml`, of the default options and of the chosen options.
+    The keys are those of `config.yaml`, and those of an option in each group: the chosen one, or
+    else the default, if any.
 
     Args:
         conf: the folder of the configuration, whose `config.yaml` has the header and the footer
@@ -276,7 +278,7 @@ def _describe(path: Path) -> str:
 
 
 def _read_option(options: Mapping[str, Path], group: str, option: str) -> list[Key]:
-    """Return the keys of an option, with those of the option that it extends."""
+    """Return the keys of an option, with those of the options that it extends."""
     text = options[f"{group}/{option}"].read_text("utf-8")
     prefix = "" if text.startswith(_GLOBAL) else f"{group}."
     listed = read_keys(text, prefix)

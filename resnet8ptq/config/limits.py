@@ -19,7 +19,7 @@ class Limit:
 
     Attributes:
         takes: the accepted values, as text.
-        holds: whether a value is accepted.
+        holds: returns whether a value is accepted.
         choices: the accepted words, if the limit is a list of words.
     """
 
@@ -67,12 +67,12 @@ def one_of(*choices: str) -> Limit:
 
 
 def at_least(least: int) -> Limit:
-    """Return the limit that accepts integers of `least` or more."""
+    """Return the limit for integers: `least` or more."""
     return Limit(f"an integer >= {least}", lambda got: got >= least)
 
 
 def at_most(most: int) -> Limit:
-    """Return the limit that accepts integers of `most` or less."""
+    """Return the limit for integers: `most` or less."""
     return Limit(f"an integer <= {most}", lambda got: got <= most)
 
 
@@ -178,11 +178,11 @@ def check(node: object, conditions: Iterable[Condition] = (), prefix: str = "") 
     """Check each setting of a dataclass of `schema` and of the dataclasses in it.
 
     Args:
-        conditions: conditions on several settings, which are checked last.
+        conditions: further conditions, which are checked last.
 
     Raises:
-        ConfigError: a key was added by `+key=value`, text is not printable, a value is outside its
-            limit, or a condition does not hold.
+        ConfigError: a key is unknown, text is not printable, a value is outside its limit, or a
+            condition does not hold.
     """
     known = {item.name: item for item in fields(node)}  # type: ignore[arg-type]
     for name, value in vars(node).items():
@@ -226,7 +226,7 @@ def shown(value: object) -> str:
 
 
 def check_threads(key: str, value: int | None) -> None:
-    """Raise `ConfigError` for more threads than this machine has CPUs; ignore other keys."""
+    """Raise `ConfigError` for more threads than this machine has CPUs; ignore other settings."""
     most = os.cpu_count() or 1
     if key in ("threads", "latency.threads") and value is not None:
         require(key, value, value <= most, f"at most {most}: the CPUs of this machine")

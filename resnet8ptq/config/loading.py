@@ -41,9 +41,9 @@ _registered: set[type] = set()  # Hydra 1.4 warns about a second registration
 def register_schemas() -> None:
     """Register the schemas in Hydra's store, before Hydra composes.
 
-    `RunConfig` types every group. A backend, data set or task with its own options needs another
-    schema. These further schemas are stored below `hydra/`, so that Hydra does not offer them as
-    options of the group.
+    `RunConfig` is the schema of every run. A backend, data set or task with its own options has a
+    further schema. It is stored below `hydra/`, so that Hydra does not offer it as an option of the
+    group.
     """
     store = ConfigStore.instance()
     if RunConfig not in _registered:
@@ -110,19 +110,23 @@ def load_config(path: Path, trusted: bool = True) -> RunConfig:
             caller must not connect to the target. See also `without_paths`.
 
     Raises:
-        ConfigError: the file is missing, is not a run's config, or has a value outside its limit.
-            Without `trusted`: the file holds more than plain values, or names code.
+        ConfigError: the file is missing, is not a run's config, or holds settings that `check`
+            refuses. Without `trusted`, also: it holds more than plain values, or names code.
     """
     try:
         text = files.read_bytes(path, MAX_BYTES).decode("utf-8")
         if not trusted:
             _check_values(_parse_plain(text), path)
+        if not isinstance(yaml.compose(text, yaml.SafeLoader), yaml.MappingNode):
+            raise ValueError("not a mapping")
         kept = OmegaConf.create(text)
-        if not isinstance(kept, DictConfig):
-            raise ValueError("a list")
+        assert isinstance(kept, DictConfig)
+        for group in _BASES:
+            if not OmegaConf.is_dict(kept[group]):
+                raise ValueError(f"{group} is not a mapping")
 
         # Type the values by the schemas of the options that the file names
-        names = {group: kept[group].name for group in ("backend", "data", "task")}
+        names = {group: kept[group].name for group in _BASES}
         typed = type_config(names)
         _drop_unknown(kept, typed, path)
         merged = OmegaConf.merge(typed, kept)
@@ -181,10 +185,10 @@ def _parse_plain(text: str) -> object:
 
 
 def _check_values(value: object, path: Path, key: str = "") -> None:
-    """Raise `ConfigError` unless a value is text, a number, null, or lists and dicts of those.
+    """Raise `ConfigError` unless a value is text, a number, true, false, null, a list or a dict.
 
-    Text with `${` is refused because OmegaConf looks it up, and keys such as `_target_` because
-    Hydra makes objects from them.
+    The same holds for the values in lists and dicts. Text with `${` is refused because OmegaConf
+    looks it up, and keys such as `_target_` because Hydra makes objects from them.
     """
     if isinstance(value, dict):
         for name, inner in value.items():
@@ -250,8 +254,8 @@ def _find_conditions(config: RunConfig) -> Iterator[limits.Condition]:
     """Yield the conditions beyond the limits of single fields, mostly on combined settings.
 
     Raises:
-        ConfigError: settings conflict, a setting makes another one useless, or a backend's own
-            settings are missing.
+        ConfigError: settings conflict, a setting makes another one useless, the backend is unknown,
+            or its own settings are missing.
     """
     backend = config.backend
     if not isinstance(backend, backend.descriptor.schema):
@@ -301,10 +305,10 @@ def _find_conditions_of_analysis(config: RunConfig, named: bool) -> Iterator[lim
     """Yield the conditions of an analysis.
 
     Args:
-        named: whether `nodes_to_exclude` lists names.
+        named: whether `nodes_to_exclude` is a list of names.
 
     Raises:
-        ConfigError: a setting of another analysis is set.
+        ConfigError: a setting belongs to an analysis that is not chosen.
     """
     chosen = config.nodes_to_quantize
     excluded = config.nodes_to_exclude
@@ -338,10 +342,10 @@ def _find_conditions_of_analysis(config: RunConfig, named: bool) -> Iterator[lim
 
 
 def _find_conditions_of_plan(config: RunConfig) -> Iterator[limits.Condition]:
-    """Yield the conditions on `precision.plan`; `auto` needs exactly one limit.
+    """Yield the conditions of `precision.plan`; `auto` needs `max_bytes` or `max_drop`, not both.
 
     Raises:
-        ConfigError: a limit is set without `auto`.
+        ConfigError: one of these is set without `auto`.
     """
     # A limit tells `auto` which plan to search
     precision = config.precision

@@ -22,8 +22,8 @@ class Combination:
 
     Attributes:
         path: path of a file quantized by another program; else empty.
-        fp32: the framework of such a file's FP32 baseline; empty if it is not known yet.
-        in_blocks: whether blocks of weights share a scale, with method=weight_only.
+        fp32: the framework of such a file's FP32 baseline, once it is known; else empty.
+        in_blocks: with method=weight_only, whether blocks of weights share a scale.
     """
 
     backend: str
@@ -110,7 +110,7 @@ class Combination:
 
     @property
     def baseline(self) -> str:
-        """The framework of the FP32 network."""
+        """The framework of the FP32 network; for a file, `framework` until `fp32` is known."""
         return self.fp32 or self.framework
 
     @property
@@ -164,7 +164,7 @@ _MOST = 40  # most characters of a value in a name
 def name_varied(words: Sequence[str], varied: Collection[str]) -> str:
     """Return the end of a run's name: the settings that vary in its sweep.
 
-    Settings that other parts of the name show already, such as the dtype, are left out.
+    The settings of `_NAMED`, which the combination names already, are left out.
 
     Args:
         words: the job's settings, as key=value.

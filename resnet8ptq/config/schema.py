@@ -95,7 +95,7 @@ class BackendConfig:
 
     @property
     def takes_every_operator(self) -> bool:
-        """Whether the backend's converter quantizes every operator under all settings."""
+        """Whether the backend's converter quantizes all operators, so `attention` has no effect."""
         return False
 
     def on_cpu(self) -> Self:
@@ -170,7 +170,7 @@ class DataConfig:
 
 @dataclass
 class SplitConfig(DataConfig):
-    """The data set, with settings to split samples that lack a split; a base class of sources."""
+    """The base class of the options of sources that may have to split their samples."""
 
     split_seed: int = limited(0, limits.SEED)
     test_fraction: float = limited(0.5, limits.PART)
@@ -601,7 +601,7 @@ class QuantizationConfig:
 
 @dataclass
 class RunConfig(QuantizationConfig):
-    """All settings of one run; `conf/config.yaml` explains them."""
+    """All settings of one run."""
 
     model: ModelConfig = MISSING
     data: DataConfig = MISSING
@@ -634,10 +634,10 @@ class RunConfig(QuantizationConfig):
 
 
 def find_fields(key: str) -> list[list[Field[Any]]]:
-    """Return the fields on the path to a key, with the key's own field last.
+    """Return the paths to a key, each a list of fields with the key's own field last.
 
-    The list has one path for each definition of the key, because the options of backends, sources
-    and tasks may define it anew. It is empty for an unknown key.
+    There is one path for each definition of the key, because the options of backends, sources
+    and tasks may define it anew. An unknown key has no path.
 
     >>> [path] = find_fields("calib.percentile")
     >>> [item.name for item in path]

@@ -297,3 +297,14 @@ def test_a_setting_of_an_earlier_version_is_dropped_with_a_warning(tmp_path, cap
     assert load_config(path) == make_config()
     assert "gone=1" in caplog.text
     assert "report.reference=tools.csv" in caplog.text
+
+
+@pytest.mark.parametrize("trusted", [True, False])
+@pytest.mark.parametrize(
+    "content", ["5", "text", "- a", "backend: onnx", "backend:", "backend: [a]"]
+)
+def test_a_damaged_config_of_a_run_is_refused(content, trusted, tmp_path):
+    path = tmp_path / CONFIG_FILE
+    path.write_text(content)
+    with pytest.raises(ConfigError, match="not the config of a run"):
+        load_config(path, trusted)
