@@ -4,7 +4,7 @@
 |---|---|
 | 0 | success; also for an `unsupported` run, and for a search with failed steps |
 | 1 | a run of a sweep failed, or an error other than a wrong input |
-| 2 | an input is wrong: a setting, a network's file, data, or a path without the rights for it |
+| 2 | an input is wrong: a setting, a network, data, or a path that may not be read or written |
 | 3, 4 | a verdict of `judge`, `verdict`, `ship` or `experiment=auto`, see `verdicts.EXIT_CODES` |
 | 130, 141, 143 | interrupted (SIGINT), pipe closed (SIGPIPE), terminated (SIGTERM) |
 | 129 | the terminal of `ui` was closed (SIGHUP) |
@@ -314,7 +314,7 @@ def print_error(error: Exception) -> int:
 
 
 def exit_code(error: Exception) -> int:
-    """Return 2 for a wrong input, or a path that is read-only or lacks the rights; otherwise 1."""
+    """Return 2 for a wrong input, or a path that may not be read or written; otherwise 1."""
     is_input = isinstance(error, (*COMPOSING, *_INPUTS))
     is_refused = isinstance(error, OSError) and error.errno in _REFUSED
     return 2 if is_input or is_refused else 1

@@ -81,8 +81,8 @@ class Backend:
             the formats of `converts`.
         converts: formats of networks that the framework's own converter quantizes as a whole.
         search: the start and the abilities for `experiment=auto`.
-        advice: a module with `advise` and `sweep`, see `backends.advice`; if empty, the advice is
-            `search.start`.
+        advice: a module with `advise` and `sweep`, see `backends.advice`; if empty, a backend
+            that quantizes has the advice `search.start`.
         reads: suffixes of the files of other programs that `reader` reads.
         reader: a module with the functions that `backends.file.reading` calls.
         example: the package with `templates/runner.py.j2`, the part of a deployed `example.py` that
@@ -167,7 +167,7 @@ def find_backends() -> dict[str, Backend]:
 
 
 def find_search(option: str) -> Search:
-    """Return the `search` of an option of `backend=`; the default if no backend has this name."""
+    """Return the `search` of the backend with this name; a default `Search` if there is none."""
     backend = find_backends().get(option)
     return backend.search if backend else Search()
 

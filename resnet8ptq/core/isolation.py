@@ -37,8 +37,8 @@ def call(
 
     Args:
         crashed: the error to raise if the process ends without an answer, or the time is up.
-        network: whether the function may access the internet, such as for downloads of user code.
-            Otherwise it cannot, if the system can prevent access; see `confinement`.
+        network: whether the function may access the internet, where a user's code may download
+            files. Otherwise it cannot, if the system can prevent access; see `confinement`.
         seconds: the time limit by the clock; None for no limit. The limit of `confinement` is on
             the CPU time of all cores, so an endless loop on one core reaches it late.
 
