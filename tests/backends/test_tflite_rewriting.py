@@ -381,6 +381,45 @@ def test_a_channel_of_zeros_and_one_of_tiny_weights_keep_their_biases(converted,
     assert not contents.read_levels(read, layer.weights)[0].any()
 
 
+def with_product(graph: onnx.GraphProto) -> onnx.GraphProto:
+    """Return a copy that computes its last Gemm by a MatMul and an Add, as for three axes."""
+    graph = copy.deepcopy(graph)
+    gemm = list(weight_layers(graph).values())[-1]
+    values = np.ascontiguousarray(graph_weights.read_weights(graph, gemm).T)
+    graph.initializer.append(onnx.numpy_helper.from_array(values, "matrix"))
+    product = onnx.helper.make_node("MatMul", [gemm.input[0], "matrix"], ["product"], gemm.name)
+    add = onnx.helper.make_node("Add", ["product", gemm.input[2]], [*gemm.output], "add_bias")
+    others = list(graph.node)
+    position = others.index(gemm)
+    del graph.node[:]
+    graph.node.extend([*others[:position], product, add, *others[position + 1 :]])
+    return graph
+
+
+def test_the_bias_after_a_product_is_written_and_counts_in_its_range(converted, graph, ranges):
+    fp32 = with_product(graph)
+    corrected = copy.deepcopy(fp32)
+    add = next(node for node in corrected.node if node.name == "add_bias")
+    bias = graph_weights.read_initializer(corrected, add.input[1]) + 3
+    graph_weights.write_input(corrected, add, 1, bias)
+    wide = {**ranges, "product": (-1.0, 1.0), add.output[0]: (-1.0, 7.0)}
+    written = rewriting.write_corrected(converted(True), fp32, corrected, INT8, wide)
+    read = contents.read_model(written)
+    last = list(contents.layers(read))[-1]
+    step = contents.scales(last.bias).max()
+    np.testing.assert_allclose(contents.read_values(read, last.bias), bias, atol=step)
+    assert last.output.quantization.scale[0] == pytest.approx(8 / 255)
+
+
+def test_a_bias_after_a_product_that_differs_from_the_file_is_unsupported(converted, graph, ranges):
+    other = with_product(graph)
+    add = next(node for node in other.node if node.name == "add_bias")
+    bias = graph_weights.read_initializer(other, add.input[1]) + 3
+    graph_weights.write_input(other, add, 1, bias)
+    with pytest.raises(UnsupportedError, match="its bias is not that of"):
+        rewriting.write_corrected(converted(True), other, other, INT8, ranges)
+
+
 def test_another_network_is_unsupported_and_the_layer_named(converted, graph, ranges):
     other = changed(graph)
     with pytest.raises(

@@ -20,7 +20,14 @@ from resnet8ptq.calibration.statistics import Range, Ranges
 from resnet8ptq.core.errors import QuantizationError, UnsupportedError
 from resnet8ptq.graph.layers import fused_activations, weight_layers
 from resnet8ptq.graph.links import Links
-from resnet8ptq.graph.weights import Array, read_bias, read_weights
+from resnet8ptq.graph.weights import (
+    Array,
+    biased_output,
+    find_added_bias,
+    read_bias,
+    read_initializer,
+    read_weights,
+)
 from resnet8ptq.precision.grid import Grid, WeightScheme
 from resnet8ptq.precision.plan import Plan
 
@@ -66,8 +73,8 @@ def write_corrected(
 ) -> bytes:
     """Return the file with the weights and biases of `corrected`, rounded by `plan`, and `ranges`.
 
-    Weights below 8 bits are stored in 4 bits. A MatMul has no bias in the graph, so its layer keeps
-    the bias of the file, in a new scale.
+    Weights below 8 bits are stored in 4 bits. The bias of a MatMul is the constant of an Add after
+    it.
 
     Args:
         content: a full-integer file from TensorFlow's converter.
@@ -152,9 +159,9 @@ def match_layers(model: Any, fp32: onnx.GraphProto) -> list[str]:
 def scale_activations(model: Any, names: list[str], graph: onnx.GraphProto, ranges: Ranges) -> None:
     """Set the scales and zero points of the int8 activations, in place.
 
-    The outputs of pools and moves take the scale of their input. The outputs of operators with a
-    fixed range, such as a softmax, keep their scale. `_pools_to_means` first turns some pools into
-    means.
+    The outputs of operators in `_KEEP_RANGE` take the scale of their input. The outputs of those in
+    `_FIXED_RANGE`, such as a softmax, keep their scale. `_pools_to_means` first turns some pools
+    into means.
 
     Args:
         names: see `match_layers`.
@@ -229,14 +236,31 @@ def _to_layout(layer: TfliteLayer, weights: NDArray[Any]) -> NDArray[Any]:
 def _same_bias(
     model: Any, layer: TfliteLayer, graph: onnx.GraphProto, node: onnx.NodeProto
 ) -> bool:
-    if node.op_type == "MatMul":
-        return True  # the file's bias stays unchanged
-    bias = read_bias(graph, node)
+    bias = _find_bias(model, layer, graph, node)
     if layer.bias is None:
         return not bias.any()
     stored = contents.read_values(model, layer.bias)
     error = np.abs(stored - bias) - contents.scales(layer.bias)
     return bool(np.all(error <= _SAME_BIAS * np.abs(bias).max()))
+
+
+def _find_bias(
+    model: Any, layer: TfliteLayer, graph: onnx.GraphProto, node: onnx.NodeProto
+) -> NDArray[np.float64]:
+    """Return the bias [channels] that the graph gives a layer of the file.
+
+    The bias of a MatMul is the constant of an Add after it. Without such an Add, it is the bias of
+    the file, or zero.
+    """
+    if node.op_type != "MatMul":
+        return read_bias(graph, node).astype(np.float64)
+    added = find_added_bias(graph, node)
+    if added is not None:
+        add, index = added
+        return read_initializer(graph, add.input[index]).astype(np.float64)
+    if layer.bias is not None:
+        return contents.read_values(model, layer.bias)
+    return np.zeros(len(read_weights(graph, node)))
 
 
 def _round(
@@ -246,13 +270,8 @@ def _round(
     node: onnx.NodeProto,
     scheme: WeightScheme,
 ) -> Rounded:
-    # The bias of a MatMul is a separate Add in the graph, but a part of the file's layer
     weights = read_weights(graph, node)
-    bias = np.zeros(len(weights))
-    if node.op_type != "MatMul":
-        bias = read_bias(graph, node).astype(np.float64)
-    elif layer.bias is not None:
-        bias = contents.read_values(model, layer.bias)
+    bias = _find_bias(model, layer, graph, node)
     if layer.bias is None and bias.any():
         raise _unmatched(layer, "it has no bias to correct")
 
@@ -269,7 +288,7 @@ def _round(
 
 
 def _with_room(grid: Grid, weights: Array, bias: NDArray[np.float64], input_scale: float) -> Grid:
-    """Return the grid, with scales raised where the bias would not fit in 32 bits.
+    """Return the grid, with scales raised where the bias would exceed `_BIAS_LIMIT` levels.
 
     With a scale for each channel, a channel of zeros takes the largest scale of the others.
     """
@@ -294,26 +313,29 @@ def _name_activations(model: Any, names: list[str], graph: onnx.GraphProto) -> d
     nodes = weight_layers(graph)
     activations = dict.fromkeys(model.subgraphs[0].inputs, graph.input[0].name)
     fused = {node.input[0]: node.output[0] for node in fused_activations(graph)}
-    matched = {}  # nodes, by operator
+    matched = {}  # outputs of the layers' nodes, by operator
     for layer, name in zip(contents.layers(model), names, strict=True):
-        matched[id(layer.operator)] = nodes[name]
-        activations[layer.operator.inputs[0]] = nodes[name].input[0]
+        # The Add of a bias after a MatMul is a part of the file's layer
+        node = nodes[name]
+        output = node.output[0] if layer.bias is None else biased_output(graph, node)
+        matched[id(layer.operator)] = output
+        activations[layer.operator.inputs[0]] = node.input[0]
 
     # Name the outputs in order, because sums are found by the names of their inputs
     for code, operator in contents.operators(model):
-        node = matched.get(id(operator))
+        output = matched.get(id(operator), "")
         if code == "QUANTIZE" and operator.inputs[0] in activations:  # a float input, or rescaling
             activations.setdefault(operator.outputs[0], activations[operator.inputs[0]])
         if code in _ARITHMETIC:
             names_in = [activations.get(index, "") for index in operator.inputs]
-            node = _find_node(graph, _ARITHMETIC[code], names_in)
-        if node is None:
+            joining = _find_node(graph, _ARITHMETIC[code], names_in)
+            output = "" if joining is None else joining.output[0]
+        if not output:
             continue
 
         # With a fused activation, the output is that of the activation
-        output: str | None = node.output[0]
         if operator.builtinOptions.fusedActivationFunction != ActivationFunctionType.NONE:
-            output = fused.get(node.output[0])
+            output = fused.get(output, "")
         if output:
             activations.setdefault(operator.outputs[0], output)
     return activations
