@@ -91,6 +91,7 @@ def convert(model: Fp32Model, samples: Split, runtime: Runtime) -> bytes:
         UnsupportedError: onnx2tf cannot be installed or cannot convert the network, its file
             returns different outputs, or `check_input` refuses the input.
         QuantizationError: see `environment.find_interpreter`.
+        ConfigError: see `cache.entry`.
     """
     check_input(model)
     key: cache.Key = {"network": files.sha256(model.onnx_path), **cache.made_with(__name__)}
@@ -117,7 +118,7 @@ def convert(model: Fp32Model, samples: Split, runtime: Runtime) -> bytes:
 
 
 def prepare_graph(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """Return the graph with batch size 1, names that onnx2tf keeps, and dense layers.
+    """Return the graph with batch size 1, dense layers, and inputs and outputs whose names stay.
 
     The function changes `proto`, which must not be used afterwards.
     """
@@ -141,11 +142,12 @@ def prepare_graph(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _to_dense_layers(model: ir.Model) -> None:
-    """Turn each MatMul with a weight matrix on the right into a Gemm between two Reshapes.
+    """Turn each MatMul with a constant matrix on the right into a Gemm between two Reshapes.
 
     A MatMul would become TFLite's matrix product, which has one scale for all channels and no bias.
-    A Gemm becomes TFLite's dense layer, which can have a scale for each channel and a bias. If an
-    Add of a constant vector is the MatMul's only reader, the Gemm includes it.
+    A Gemm becomes TFLite's dense layer, which can have a scale for each channel and a bias. If the
+    MatMul's only reader is an Add of a constant [channels], the Gemm includes it. Inner graphs stay
+    unchanged.
     """
     for node in list(model.graph):
         if node.op_type != "MatMul":

@@ -16,19 +16,20 @@ class TfliteConfig(BackendConfig):
 
     @property
     def takes_every_operator(self) -> bool:
-        """Whether the flow is `convert`, which quantizes every operator, or is undecided."""
+        """Whether the flow is `convert` or undecided."""
         return self.flow != "onnx2tf"
 
 
 def choose_flow(
     options: TfliteConfig, network_format: str, outputs: list[str] | None, is_float: bool
 ) -> TfliteConfig:
-    """Return the options with the converter for this network, unless the user has chosen one.
+    """Return the options, with the default flow for this network if the user has chosen none.
 
     Args:
         network_format: see `Fp32Model.format`.
         outputs: `model.outputs`; TensorFlow's converter takes whole networks only.
-        is_float: whether the dtype is a float type; a .tflite file then needs no conversion.
+        is_float: whether the quantized network computes in float; a .tflite file then needs no
+            conversion.
     """
     from resnet8ptq.models.sources.formats import is_tflites
 

@@ -56,7 +56,7 @@ def open_run(content: bytes, threads: int, reference: bool = False) -> Predict:
 
 
 def _open_logits(content: bytes, threads: int) -> Predict | None:
-    """Open a copy of the file without the final softmax; return None without a softmax.
+    """Open a copy of the file without the final softmax; return None if `end_at_logits` does.
 
     The interpreter of the whole file does not keep the softmax's input.
     """
@@ -82,7 +82,7 @@ class LoadedFile:
         self._describe()
 
     def _describe(self) -> None:
-        """Store the details of inputs and outputs, because each reading takes 7 microseconds."""
+        """Store the details of inputs and outputs, because reading them takes time."""
         self._inputs = self.interpreter.get_input_details()
         self._outputs = self.interpreter.get_output_details()
 

@@ -2,8 +2,9 @@
 
 `backend.flow` names the converter; `options.choose_flow` gives its default. With `convert`,
 TensorFlow's converter converts and quantizes Keras files and SavedModels. With `onnx2tf`, onnx2tf
-converts the ONNX graph of a network in any format, and ai-edge-quantizer quantizes the result. A
-float .tflite file is its own FP32 baseline with `convert`.
+converts the ONNX graph of a network in any format, and ai-edge-quantizer quantizes the result. In
+both flows, `weight_storage` writes the weights of dtype=fp16 and method=weight_only. With
+`convert`, a float .tflite file is its own FP32 baseline.
 
 TensorFlow's converter is the deployment path of MLPerf Tiny. The converter folds, calibrates and
 places scales itself, so few settings apply; `resolve` and `fit` refuse others with a reason. After
@@ -12,7 +13,7 @@ ranges into the converter's file. Its ranges then come from `calibration.activat
 
 The converter's calibrator (2.21) has a fault: it observes an operator's inputs again after the
 operator ran. An addition overwrites its first input, whose range then includes the range of the
-sum. The shortcut convolutions of a residual network thus lose half of their levels. Files that
+sum. The shortcut convolutions of a residual network thus lose many of their levels. Files that
 `rewriting` changes have the true ranges.
 """
 
@@ -202,12 +203,15 @@ class TfliteQuantizer(Quantizer):
         """Write the float or quantized .tflite file; converters run in separate processes.
 
         Raises:
-            UnsupportedError: `resolve`, `fit`, a converter, ai-edge-quantizer or `rewriting`
-                refuses the network or a setting; the file ignores `per_channel`; or a single layer
-                should stay in float32 although all weights are stored in fewer bits.
-            QuantizationError: a process crashes, a range is not finite, no layer is quantized, the
-                rewritten file lacks the chosen levels, or the slimmed file predicts differently.
-            ConfigError: a setting names an unknown layer, node or operator.
+            UnsupportedError: `resolve`, `fit`, a converter, ai-edge-quantizer, `rewriting` or
+                `weight_storage` refuses the network or a setting; onnx2tf crashes; the file ignores
+                `per_channel`; or a single layer should stay in float32 although all weights are
+                stored in fewer bits.
+            QuantizationError: another process crashes, a range is not finite, no node or layer is
+                quantized, the rewritten file lacks the chosen levels, or the slimmed file predicts
+                differently.
+            ConfigError: a setting names an unknown layer, node or operator, or the cache cannot be
+                written.
             ModelError: see `converter.convert`.
         """
         self.resolve(decisions)
@@ -249,7 +253,7 @@ class TfliteQuantizer(Quantizer):
         return artifact
 
     def verify(self, artifact: Artifact, model: Fp32Model, calibration: Split) -> dict[str, str]:
-        """Run a sample; compare LiteRT's kernels for integers with its reference kernels."""
+        """Run a sample; compare the kernels of an integer file with LiteRT's reference kernels."""
         params = run_once(
             self, artifact, calibration, read=lambda p: contents.read_model(p.read_bytes())
         )

@@ -6,7 +6,8 @@ from resnet8ptq.backends.tflite import contents
 def slim(content: bytes) -> bytes:
     """Return a copy without description, metadata, inner names, recorded ranges and duplicates.
 
-    Duplicates are equal arrays and buffers. Inputs, outputs and the signature keep their names.
+    Duplicates are equal arrays and buffers. Names and ranges are those of the file's first graph.
+    Inputs, outputs and signatures keep their names.
     """
     model = contents.read_model(content)
     model.description = model.metadata = model.metadataBuffer = None

@@ -2,7 +2,7 @@
 
 A DEQUANTIZE operator turns each stored tensor into float32 again, once and not in each inference.
 TensorFlow's converter writes the same form for float16 (`supported_types=[tf.float16]`), but it
-converts only Keras files and SavedModels.
+cannot read a .tflite file.
 """
 
 import copy
@@ -26,12 +26,11 @@ def store(content: bytes, half: bool) -> tuple[bytes, int]:
     """Return the file with weights of fewer bits, and the number of layers that have them.
 
     Args:
-        half: whether to store float16; weights beyond its range then stay in float32. Otherwise
-            weights have 8 bits, with a scale for each output channel.
+        half: whether to store float16; a tensor with a value beyond its range then stays in
+            float32. Otherwise weights have 8 bits, with a scale for each output channel.
 
     Raises:
-        UnsupportedError: no layer has constant float32 weights; with `half`, weights in float16's
-            range.
+        UnsupportedError: no layer has constant float32 weights that can be stored.
     """
     model = contents.read_model(content)
     graph = model.subgraphs[0]
@@ -66,7 +65,7 @@ def store(content: bytes, half: bool) -> tuple[bytes, int]:
 
 
 def _fits(model: Any, tensor: Any, half: bool) -> bool:
-    """Return whether a tensor is a float32 constant, and within float16's range if `half`."""
+    """Return whether a tensor is a float32 constant and, with `half`, within float16's range."""
     if tensor.type != TensorType.FLOAT32 or not contents.is_constant(model, tensor):
         return False
     if not half:
