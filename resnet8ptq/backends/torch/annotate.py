@@ -64,8 +64,8 @@ class OnnxNodeQuantizer(Quantizer):  # type: ignore[misc]
 
     Attributes:
         float_nodes: names of the graph's nodes that stay in float.
-        float_output: whether the graph's outputs, each softmax and the softmax's input stay in
-            float.
+        float_output: whether softmaxes stay in float, and nodes that compute an output of the graph
+            or the input of a softmax return floats.
         ranges: ranges of the observed tensors, by their producing node; needed by `annotate`.
     """
 
@@ -124,9 +124,9 @@ class OnnxNodeQuantizer(Quantizer):  # type: ignore[misc]
         return node.target in (*LAYERS, *_ARITHMETIC, *ACTIVATIONS, *_PASSING)
 
     def _is_fused(self, node: Node) -> bool:
-        """Return whether `node` is fused with an activation, such as Relu, whose output is rounded.
+        """Return whether `node` is fused with a chosen activation after it, such as a Relu.
 
-        The activation must be the only reader of `node`, a layer, sum or product.
+        The activation must be the only reader of `node`, a chosen layer, sum or product.
         """
         users = list(node.users)
         if node.target not in (*LAYERS, *_ARITHMETIC) or len(users) != 1:
@@ -137,7 +137,7 @@ class OnnxNodeQuantizer(Quantizer):  # type: ignore[misc]
         return self._is_chosen(node) and self._is_chosen(user)
 
     def _inputs(self, node: Node) -> list[Node]:
-        """Return the rounded inputs of `node`: data and weights of a layer, not its bias.
+        """Return the inputs of `node` that may be rounded: of a layer, its data and weights.
 
         An activation that is fused with the node before it has none.
         """

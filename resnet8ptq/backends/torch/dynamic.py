@@ -35,7 +35,7 @@ def quantize(
         skipped: names of the layers that stay in float.
 
     Raises:
-        UnsupportedError: there is no linear layer to quantize; torch has no dynamic convolution.
+        UnsupportedError: there is no linear layer to quantize.
     """
     layers = []
     for name, layer in module.named_modules():

@@ -228,7 +228,7 @@ def _find_mixed(graph: onnx.GraphProto) -> list[str]:
     """Return the names of the Concat nodes with a fixed-scale input, such as a Sigmoid's output.
 
     torch concatenates quantized tensors in the scale of the first. If a Sigmoid's output is the
-    first, the others are clipped to its range, 0 to 1. If it is not, its values get few levels.
+    first, the others are clipped to its range, 0 to 1. If it is not, its values may get few levels.
     These nodes therefore stay in float.
     """
     producers = Links(graph).producers
@@ -249,7 +249,7 @@ def _find_mixed(graph: onnx.GraphProto) -> list[str]:
 def _find_opaque(module: Any) -> list[str]:
     """Return the names of the layers that FX must not trace.
 
-    These are layers of several steps, and resizes by an interpolation without a quantized kernel.
+    These are `InFloat` layers, and resizes by an interpolation without a quantized kernel.
     """
     without = ("linear", "trilinear", "bicubic")
     names = []
@@ -296,7 +296,7 @@ def _share_observers(prepared: Any) -> None:
 def _free_inputs(prepared: Any, observer: Any) -> None:
     """Observe the inputs of operators with a fixed output scale, such as Softmax.
 
-    If the input comes from an operator without a quantized kernel, such as a Reshape, FX gives it
+    If the input comes from an operator that FX does not quantize, such as a Reshape, FX gives it
     the scale of the output.
     """
     modules = dict(prepared.named_modules())
@@ -339,9 +339,8 @@ def weight_observer(config: QuantizationConfig, scheme: WeightScheme) -> Any:
 def _observers(prepared: Any, graph: onnx.GraphProto) -> list[tuple[str, RangeObserver]]:
     """Return each `RangeObserver` with the ONNX name of its tensor, in graph order.
 
-    Tensors that the ONNX graph lacks are left out. The inputs and the output of a Concat, or of an
-    operator that only moves values, share an observer. If only a Clip reads a tensor, the name is
-    that of the Clip's output.
+    Tensors that the ONNX graph lacks are left out. Several tensors may share an observer, see
+    `_share_observers`. If only a Clip reads a tensor, the name is that of the Clip's output.
     """
     modules = dict(prepared.named_modules(remove_duplicate=False))
     scopes = prepared.meta["_observed_graph_module_attrs"].node_name_to_scope

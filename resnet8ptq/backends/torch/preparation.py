@@ -16,11 +16,12 @@ def prepare(module: Any, proto: onnx.ModelProto, selection: Selection) -> list[s
 
     These nodes are:
 
-    - nodes that stay in float, and operators of several steps;
+    - nodes that the settings leave in float, and nodes whose module is an `InFloat`;
     - embeddings, whose rows would be rounded twice;
-    - nodes with integer inputs or outputs, which torch's observers would quantize like floats;
-    - Pads whose value may differ from 0: torch gives the padded tensor the scale of its input,
-      which clips the value.
+    - nodes whose first input or an output is not float32, which torch's observers would quantize
+      like floats;
+    - Pads with a constant that may differ from 0: torch gives the padded tensor the scale of its
+      input, which clips the constant.
 
     Embeddings that stay in float keep their float rows.
 

@@ -35,8 +35,8 @@ def export(module: Any, example: Example, most: int | None = None) -> ExportedPr
 
     Args:
         most: the largest batch size, with which the network is traced, because a program may refuse
-            batches larger than the traced one. No input may then be longer than in `example`. With
-            1, the batch size is fixed; with None, batch and length have no limit.
+            batches larger than the traced one. A free length is then at most the largest length in
+            `example`. With 1, the batch size is fixed; with None, batch and length have no limit.
 
     Raises:
         UnsupportedError: torch.export cannot trace the network.
@@ -111,9 +111,9 @@ def _open(path: Path) -> Any:
 
 
 def _end_at_logits(module: Any) -> Predict | None:
-    """Return a copy that ends before the final softmax; None without a softmax.
+    """Return a copy that ends before the final softmax.
 
-    Returns None for several outputs, too.
+    Returns None if no softmax computes the only output.
     """
     graph = torch.fx.Graph()
     outputs = graph.graph_copy(module.graph, {}, return_output_node=True)[0]

@@ -115,9 +115,10 @@ class TorchQuantizer(Quantizer):
         Raises:
             UnsupportedError: torch cannot convert, trace or run the network, or none of its layers
                 can have the weights of `method` and `dtype`.
-            QuantizationError: a range is not finite, or torch quantized no layer, see
-                `refuse_empty`.
-            ConfigError: a setting names an unknown layer, node or operator.
+            QuantizationError: a range is not finite, the settings leave no node to quantize, or
+                torch quantized no layer, see `refuse_empty`.
+            ConfigError: a setting names an unknown layer, node or operator, or the cache cannot be
+                written.
         """
         self._set_up(self.runtime.threads)
         config = self.config

@@ -34,7 +34,7 @@ class Example:
     """The inputs of a network for one sample, for tracing.
 
     Attributes:
-        inputs: the arrays [1, ...] of all inputs.
+        inputs: a tensor [1, ...] for each input.
         any_length: for each input, whether the first axis after the batch is free.
     """
 
@@ -55,7 +55,7 @@ class Example:
 def load(path: Path) -> Predictor:
     """Load a TorchScript file that `save` wrote; torch packs its weights for the current engine.
 
-    Weights that are stored in float16 or 8 bits become float32 once, on loading.
+    Weights that `weight_storage` made smaller become float32 once, on loading.
     """
     module = _load(path)
     if any(values.dtype in _STORED for values in module.state_dict().values()):
@@ -64,9 +64,10 @@ def load(path: Path) -> Predictor:
 
 
 def _open_logits(path: Path) -> Predict | None:
-    """Return a copy that ends before the final softmax; None without a softmax.
+    """Return a copy that ends before the final softmax.
 
-    Freezing gives one flat graph, which can be cut.
+    Returns None if no softmax computes the only output. Freezing gives one flat graph, which can be
+    cut.
     """
     frozen = _load(path)
     if hasattr(frozen, "training"):  # a module that was saved frozen lacks the attribute

@@ -40,8 +40,9 @@ def store(module: Any, layers: Collection[str], half: bool) -> int:
     Args:
         module: result of `load_torch_module`.
         layers: names of modules in `module`.
-        half: whether to store float16; weights beyond its range then stay in float32. Otherwise
-            weights have 8 bits, with a scale for each output channel.
+        half: whether to store float16; a tensor with a value beyond its range then stays in
+            float32. Otherwise weights have 8 bits, with a scale for each output channel, or for
+            each row of an embedding.
 
     Raises:
         UnsupportedError: no layer has constant float32 weights that can be stored.
@@ -83,7 +84,7 @@ def _find_weights(module: Any, call: torch.fx.Node) -> Iterator[tuple[str, str]]
 def _halve(owner: Any, key: str) -> bool:
     """Store a float32 weight in float16; return whether it can be stored.
 
-    Vectors, other dtypes, and weights beyond the range of float16 cannot.
+    Vectors, other dtypes, and weights with a value beyond the range of float16 cannot.
     """
     values = getattr(owner, key)
     if values.dtype != torch.float32 or values.ndim < 2 or values.abs().amax() > LARGEST_HALF:
