@@ -89,8 +89,9 @@ class Activations:
         not run. With torch's own method (calib=histogram), only preset ranges are returned.
 
         Raises:
-            QuantizationError: one of these activations is NaN or infinite. Tensors outside `names`
-                may be infinite, such as the logarithm of zero in a node that stays in float.
+            QuantizationError: one of these activations is NaN or infinite, except for minus
+                infinity in a mask. Tensors outside `names` may be infinite, such as the logarithm
+                of zero in a node that stays in float.
         """
         names = list(names)
         ranges = dict(self.preset)

@@ -69,8 +69,8 @@ class CocoReader(CalibrationDataReader):  # type: ignore[misc]
             inputs: values of the network's other inputs, such as `image_shape`, for one sample.
 
         Raises:
-            DataError: there are no pictures from `start_index` on, or the annotations are not in
-                COCO's format.
+            DataError: there are no pictures from `start_index` on, or `read_annotations` refuses
+                the annotations.
             ValueError: a number is too small.
         """
         for name, value, least in (
@@ -123,8 +123,8 @@ class CocoReader(CalibrationDataReader):  # type: ignore[misc]
         """Return the next batch by the inputs' names; None after the last.
 
         Raises:
-            DataError: a picture cannot be read; the message names the file. Or without `size`, the
-                pictures differ in size.
+            DataError: a picture cannot be read, or, without `size`, pictures that are decoded at
+                once differ in size.
         """
         start = self._next
         if start >= len(self.paths):
