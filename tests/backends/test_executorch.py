@@ -37,6 +37,15 @@ def test_xnnpack_runs_every_layer_in_8_bits(quantize):
     assert cell.artifact.details["delegated_operators"] == "21 of 21"
 
 
+def graph_of(kind, ids, types):
+    """XNNPACK's graph of one operator, whose tensors have the datatypes `types`."""
+    values = [
+        {"xvalue_union": {"id_out": number, "datatype": f"xnn_datatype_{name}"}}
+        for number, name in enumerate(types)
+    ]
+    return {"xvalues": values, "xnodes": [{"xnode_union": ids, "xnode_union_type": kind}]}
+
+
 @pytest.mark.parametrize(
     ("ids", "types", "integer"),
     [
@@ -47,15 +56,24 @@ def test_xnnpack_runs_every_layer_in_8_bits(quantize):
     ],
 )
 def test_an_operator_is_an_integer_one_by_its_tensors(ids, types, integer, monkeypatch):
-    values = [
-        {"xvalue_union": {"id_out": number, "datatype": f"xnn_datatype_{name}"}}
-        for number, name in enumerate(types)
-    ]
-    node = {"xnode_union": ids, "xnode_union_type": "XNNAdd"}
-    graph = {"xvalues": values, "xnodes": [node]}
-    monkeypatch.setattr(contents, "_decode", lambda payload: graph)
+    monkeypatch.setattr(contents, "_decode", lambda _: graph_of("XNNAdd", ids, types))
     [operator] = contents._read_delegate(b"")
     assert operator.integer == integer
+
+
+@pytest.mark.parametrize(
+    ("types", "data", "weights", "dynamic"),
+    [
+        (("qint8", "qcint8", "qint8"), "int8", "int8", False),
+        (("qdint8", "qbint4", "fp32"), "int8", "int4", True),
+        (("fp32", "fp16", "fp32"), "float32", "float16", False),
+    ],
+)
+def test_a_layer_has_the_dtypes_of_its_tensors(types, data, weights, dynamic, monkeypatch):
+    ids = {"input1_id": 0, "filter_id": 1, "bias_id": 4294967295, "output_id": 2}
+    monkeypatch.setattr(contents, "_decode", lambda _: graph_of("XNNFullyConnected", ids, types))
+    [operator] = contents._read_delegate(b"")
+    assert (operator.data, operator.weights, operator.dynamic) == (data, weights, dynamic)
 
 
 @needs_executorch

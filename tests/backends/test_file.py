@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+import torch
 from ai_edge_litert import schema_py_generated as schema
 from onnx import TensorProto, helper, numpy_helper, parser
 
@@ -35,6 +36,7 @@ from tests.helpers.frameworks import needs
 from tests.helpers.quantized import Probabilities, Quantize
 
 IMAGES = 50
+ops = torch.ops.quantized_decomposed
 
 
 def contents_of(path: Path, cache_root: Path) -> Contents:
@@ -87,6 +89,8 @@ def test_predicts_what_its_framework_predicts(
         ("backend=tflite", "dtype=int8"),
         pytest.param(("backend=openvino_nncf", "dtype=int8"), marks=needs("openvino_nncf")),
         ("backend=torch_pt2e", "dtype=int8"),
+        ("backend=torch_pt2e", "dtype=w8", "method=weight_only"),
+        ("backend=torch_pt2e", "dtype=fp16"),
         ("backend=onnx", "dtype=fp16"),
         ("backend=onnx", "method=weight_only", "dtype=w8", "weight_only.block_size=null"),
     ],
@@ -106,6 +110,32 @@ def test_the_tensors_of_a_file_are_those_of_the_network(quantize, shapes_model, 
     if "format=qoperator" not in words:  # whose weights are not read
         assert len(compared.weights) >= 9  # NNCF's dense layer is matched behind its softmax
         assert min(weight.spread.sqnr_db for weight in compared.weights) > 25
+
+
+class DynamicProduct(torch.nn.Module):
+    """A matrix product whose input is rounded to a range that it measures, with int8 weights."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("levels", torch.arange(12, dtype=torch.int8).reshape(4, 3))
+
+    def forward(self, x):
+        limits = (-128, 127)
+        grid = (*ops.choose_qparams.tensor(x, *limits, 1e-6, torch.int8), *limits, torch.int8)
+        x = ops.dequantize_per_tensor.tensor(ops.quantize_per_tensor.tensor(x, *grid), *grid)
+        weights = ops.dequantize_per_tensor(self.levels, 0.5, 0, *limits, torch.int8)
+        return torch.nn.functional.linear(x, weights)
+
+
+def test_a_program_that_measures_ranges_while_it_runs_is_dynamic(tmp_path, cache_root):
+    program = torch.export.export(DynamicProduct(), (torch.ones(2, 3),))
+    torch.export.save(program, tmp_path / "own.pt2")
+    admitted = reading.admit(tmp_path / "own.pt2", cache_root)
+    contents = admitted.contents
+    assert (contents.weight_dtype, contents.activation_dtype) == ("int8", "int8")
+    assert contents.dynamic
+    [product] = admitted.open_tensors(THREADS).inner
+    np.testing.assert_array_equal(product.weights, np.arange(12).reshape(4, 3) / 2)
 
 
 def test_layers_of_inner_graphs_are_among_the_layers(tmp_path, cache_root):

@@ -27,11 +27,19 @@ class Operator:
         delegated: whether XNNPACK runs the operator.
         integer: whether XNNPACK runs the operator, and its input and output activations have 8
             bits.
+        data: dtype of the first input of an operator that XNNPACK runs, such as `int8`; else
+            `float32`.
+        weights: the same of the weights or of the second input, such as `int4`; that of `data` for
+            an operator with one input.
+        dynamic: whether XNNPACK measures the range of the first input while it runs.
     """
 
     kind: str
     delegated: bool
     integer: bool
+    data: str = "float32"
+    weights: str = "float32"
+    dynamic: bool = False
 
     @property
     def is_layer(self) -> bool:
@@ -71,16 +79,41 @@ def _read_delegate(payload: bytes) -> Iterator[Operator]:
 
     # An operator names its tensors by numbers; weights and biases do not decide
     for node in graph["xnodes"]:
+        union = node["xnode_union"]
         known = set()
-        for key, number in node["xnode_union"].items():
+        for key, number in union.items():
             if _TENSOR.fullmatch(key) and number in types:
                 known.add(types[number])
         integer = bool(known) and known <= _INTEGERS
-        yield Operator(node["xnode_union_type"], True, integer)
+
+        # A product of two inputs has no filter
+        first = types.get(union.get("input1_id"), "")
+        second = types.get(union.get("filter_id", union.get("input2_id")), first)
+        yield Operator(
+            node["xnode_union_type"],
+            delegated=True,
+            integer=integer,
+            data=_find_dtype(first),
+            weights=_find_dtype(second),
+            dynamic=first in _MEASURED,
+        )
 
 
 _TENSOR = re.compile(r"(input\d*|output)_id")
 _INTEGERS = {"xnn_datatype_qint8", "xnn_datatype_qcint8"}
+_MEASURED = {"xnn_datatype_qdint8", "xnn_datatype_qpint8"}
+_LEVELS = re.compile(r"xnn_datatype_q[a-z]*?(u?int\d+)")
+_FLOATS = {"xnn_datatype_fp16": "float16", "xnn_datatype_bf16": "bfloat16"}
+
+
+def _find_dtype(datatype: str) -> str:
+    """Return the dtype of XNNPACK's name of a datatype; float32 for unknown ones.
+
+    >>> _find_dtype("xnn_datatype_qbint4"), _find_dtype("xnn_datatype_quint8")
+    ('int4', 'uint8')
+    """
+    levels = _LEVELS.fullmatch(datatype)
+    return levels[1] if levels else _FLOATS.get(datatype, "float32")
 
 
 def _decode(payload: bytes) -> Any:

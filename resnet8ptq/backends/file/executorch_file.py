@@ -61,6 +61,7 @@ def read(content: bytes, path: Path) -> Contents:
         outputs=tuple(outputs),
         layers=tuple(layers),
         operators=dict(counts.most_common()),
+        dynamic=any(operator.dynamic for operator in operators),
     )
 
 
@@ -88,5 +89,4 @@ def _port(name: str, value: Any) -> Port:
 
 
 def _layer(operator: executorch.Operator) -> Layer:
-    dtype = "int8" if operator.integer else "float32"
-    return Layer(operator.kind, name="", weights=dtype, activations=dtype)
+    return Layer(operator.kind, "", weights=operator.weights, activations=operator.data)

@@ -4,7 +4,7 @@ import io
 import operator
 import zipfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,10 @@ from resnet8ptq.models.gates import torch_archive
 
 _QUANTIZE = ROUNDED[:1]
 _DEQUANTIZE = ROUNDED[1:]
+_ops = torch.ops.quantized_decomposed
+# They read the scales that `_MEASURE` nodes compute while the program runs.
+_ROUNDED_DYNAMICALLY = (_ops.quantize_per_tensor.tensor, _ops.dequantize_per_tensor.tensor)
+_MEASURE = (_ops.choose_qparams.tensor, _ops.choose_qparams_symmetric.tensor)
 
 
 def fetch(path: Path) -> bytes:
@@ -39,9 +43,9 @@ def read(content: bytes, path: Path) -> Contents:
     inputs = [_port(name, values[name]) for name in signature.user_inputs]
     outputs = [_port(name, values[name]) for name in signature.user_outputs]
     # Count the calls, without inputs, constants and outputs
-    nodes = program.module().graph.nodes
+    module = program.module()
     operators: Counter[str] = Counter()
-    for node in nodes:
+    for node in module.graph.nodes:
         if node.op == "call_function":
             operators[str(node.target)] += 1
     return Contents(
@@ -49,8 +53,9 @@ def read(content: bytes, path: Path) -> Contents:
         producer="torch.export",
         inputs=tuple(inputs),
         outputs=tuple(outputs),
-        layers=tuple(_layers(nodes)),
+        layers=tuple(_layers(module)),
         operators=dict(operators),
+        dynamic=any(str(target) in operators for target in _MEASURE),
         simulated=True,
     )
 
@@ -79,24 +84,30 @@ def open_run(content: bytes, threads: int) -> RawRun:
 def open_tensors(content: bytes, threads: int) -> Tensors:
     """Load a program so that it returns the float32 tensors that its nodes compute.
 
-    A tensor that a quantize node reads is replaced by its rounded values, under its own name.
-    Dequantized weights are left out.
+    A tensor that is rounded with a stored scale is replaced by its rounded values, under its own
+    name. Constants, such as dequantized weights, are left out.
     """
     module = _load(content).module()
-    nodes = [node for node in module.graph.nodes if node.op == "call_function"]
-    rounded_from = {node.args[0].name for node in nodes if node.target in _QUANTIZE}
+    constants = _find_constants(module)
+    computed = []
+    for node in module.graph.nodes:
+        if node.op == "call_function" and node not in constants:
+            computed.append(node)
+    rounded_from = {node.args[0].name for node in computed if node.target in _QUANTIZE}
 
     # Keep each float tensor, or its rounded values if a quantize node reads it
     kept = {}
-    for node in nodes:
+    for node in computed:
         if node.target in _QUANTIZE or node.name in rounded_from or not _is_float(node):
             continue
+        if node.target in _ROUNDED_DYNAMICALLY or node.target in _MEASURE:
+            continue
         if node.target not in _DEQUANTIZE:
-            kept[node] = replace(Inner(node.name), **_weights(module, node))
+            kept[node] = replace(Inner(node.name), **_weights(module, constants, node))
             continue
         source = node.args[0]
-        if source.target in _QUANTIZE:  # without the weights, which are stored as integers
-            kept[node] = replace(_rounded(source), **_weights(module, source.args[0]))
+        if source.target in _QUANTIZE:
+            kept[node] = replace(_rounded(source), **_weights(module, constants, source.args[0]))
 
     def run(values: Any) -> list[Any]:
         recorder = _Recorder(module, kept)
@@ -107,31 +118,42 @@ def open_tensors(content: bytes, threads: int) -> Tensors:
     return Tensors(tuple(kept.values()), run)
 
 
-def _weights(module: Any, node: Any) -> dict[str, Any]:
-    """Return the attributes of `Inner` for a layer's stored weights.
+def _find_constants(module: Any) -> set[Any]:
+    """Return the nodes that depend on no input: stored tensors, and what is computed from them."""
+    constants: set[Any] = set()
+    for node in module.graph.nodes:
+        is_call = node.op == "call_function"
+        if node.op == "get_attr" or (is_call and constants.issuperset(node.all_input_nodes)):
+            constants.add(node)
+    return constants
 
-    The result is empty for nodes that are no layer, and for weights that are floats or computed.
+
+def _weights(module: Any, constants: Collection[Any], node: Any) -> dict[str, Any]:
+    """Return the attributes of `Inner` for a layer's narrow weights.
+
+    The result is empty for nodes that are no layer, and for weights that are stored as float32 or
+    depend on an input.
 
     Args:
         node: any node; an activation counts as the layer before it.
     """
     if node.target in ACTIVATIONS:
         node = node.args[0]
-    if node.target not in LAYERS or node.args[1].target not in _DEQUANTIZE:
+    if node.target not in LAYERS:
         return {}
+    dtype = _weight_dtype(module, constants, node.args[1])
+    if dtype == "float32":
+        return {}
+    return {"weights": _compute(module, node.args[1]).detach().numpy(), "weight_dtype": dtype}
 
-    # Run the dequantize node on its stored arguments
-    dequantize = node.args[1]
-    values = []
-    for value in dequantize.args:
-        if getattr(value, "op", "") == "get_attr":
-            values.append(operator.attrgetter(value.target)(module))
-        elif isinstance(value, torch.fx.Node):  # a computed value
-            return {}
-        else:
-            values.append(value)
-    weights = dequantize.target(*values).detach().numpy()
-    return {"weights": weights, "weight_dtype": _dtype(dequantize)}
+
+def _compute(module: Any, constant: Any) -> Any:
+    """Return the value of a node of `_find_constants`."""
+    if constant.op == "get_attr":
+        return operator.attrgetter(constant.target)(module)
+    arguments = (constant.args, constant.kwargs)
+    args, kwargs = torch.fx.map_arg(arguments, lambda source: _compute(module, source))
+    return constant.target(*args, **kwargs)
 
 
 class _Recorder(torch.fx.Interpreter):  # type: ignore[misc]
@@ -176,18 +198,36 @@ def _port(name: str, value: Any) -> Port:
     sizes: list[int | None] = []
     for size in value.shape[1:]:
         sizes.append(size if isinstance(size, int) else None)  # a free size is a symbol
-    return Port(name, tuple(sizes), str(value.dtype).removeprefix("torch."))
+    return Port(name, tuple(sizes), _name(value.dtype))
 
 
-def _layers(nodes: Any) -> Iterator[Layer]:
-    for node in nodes:
+def _layers(module: Any) -> Iterator[Layer]:
+    constants = _find_constants(module)
+    for node in module.graph.nodes:
         if node.target in LAYERS:
             data, weights = node.args[:2]
-            yield Layer(str(node.target), node.name, _dtype(weights), activations=_dtype(data))
+            dtype = _weight_dtype(module, constants, weights)
+            yield Layer(str(node.target), node.name, dtype, activations=_dtype(data))
+
+
+def _weight_dtype(module: Any, constants: Collection[Any], weights: Any) -> str:
+    """Return the dtype that weights are rounded to or, if a layer widens them, stored in."""
+    node = weights
+    while node in constants and node.op != "get_attr" and node.target not in ROUNDED:
+        if not node.all_input_nodes:
+            return "float32"
+        node = node.all_input_nodes[0]  # levels come before their scale
+    if node.op != "get_attr":
+        return _dtype(node)
+    return _name(_compute(module, node).dtype)
 
 
 def _dtype(value: Any) -> str:
     """Return the integer dtype that a tensor is rounded to; float32 if it is not rounded."""
-    if value.target not in ROUNDED:
+    if value.target not in (*ROUNDED, *_ROUNDED_DYNAMICALLY):
         return "float32"
-    return str(value.args[-1]).removeprefix("torch.")
+    return _name(value.args[-1])
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -73,7 +73,8 @@ _unsafe_view _upsample_bicubic2d_aa _upsample_bilinear2d_aa _upsample_nearest_ex
 _upsample_nearest_exact2d _upsample_nearest_exact3d __and__ __lshift__ __or__ __rshift__ __xor__
 """
 _DECOMPOSED = """
-quantize_per_tensor dequantize_per_tensor quantize_per_channel dequantize_per_channel
+choose_qparams choose_qparams_symmetric quantize_per_tensor dequantize_per_tensor
+quantize_per_channel dequantize_per_channel
 """
 OPERATORS = {
     "aten": frozenset(_ATEN.split()),
