@@ -155,6 +155,17 @@ def test_layers_of_inner_graphs_are_among_the_layers(tmp_path, cache_root):
     assert [layer.weights for layer in contents.quantized] == ["int8"]
 
 
+def test_the_second_factor_of_a_product_has_not_the_scale_of_the_first():
+    proto = parser.parse_model("""
+        <ir_version: 8, opset_import: ["": 17]>
+        product (uint8[n, 2] a, uint8[2, 2] b) => (uint8[n, 2] y)
+        <float first = {0.5}, float second = {0.25}, float third = {1.0}, uint8 zero = {0}> {
+            y = QLinearMatMul(a, first, zero, b, second, zero, third, zero)
+        }""")
+    contents = onnx_file.read(proto.SerializeToString(), Path("product.onnx"))
+    assert [port.scale for port in contents.inputs] == [0.5, None]
+
+
 @pytest.mark.parametrize(
     ("kind", "rounding", "levels"),
     [("int8", "", "x"), ("float", "q = QuantizeLinear(x, scale, zero)", "q")],

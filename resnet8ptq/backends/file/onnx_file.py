@@ -231,24 +231,28 @@ class _Graph:
     def input(self, value: onnx.ValueInfoProto) -> Port:
         """Return the port of an input, with its quantization if all readers use the same one."""
         triples = set()
-        for node in self._takers(value.name):
-            triples.add(self._scale(node, _SCALES.get(node.op_type)))
+        for node, name in self._takers(value.name):
+            places = _SCALES.get(node.op_type)
+            if node.input[0] != name:  # `_SCALES` is about the first input
+                places = None
+            triples.add(self._scale(node, places))
         triple = None
         if len(triples) == 1:
             triple = triples.pop()
         return _port(value, triple)
 
-    def _takers(self, name: str) -> list[onnx.NodeProto]:
+    def _takers(self, name: str) -> list[tuple[onnx.NodeProto, str]]:
         """Return the nodes that read a tensor, directly or after nodes that move its values.
 
+        Each comes with the name of the tensor that it reads.
         The moving nodes themselves, those of `_MOVES` except Cast, are left out.
         """
-        takers: list[onnx.NodeProto] = []
+        takers: list[tuple[onnx.NodeProto, str]] = []
         for node in self.consumers.get(name, []):
             if node.op_type in _MOVES and node.op_type != "Cast":
                 takers += self._takers(node.output[0])
             else:
-                takers.append(node)
+                takers.append((node, name))
         return takers
 
     def output(self, value: onnx.ValueInfoProto) -> Port:
