@@ -102,7 +102,7 @@ class Table(Generic[Row]):
         return "\n".join([head, f"|{'|'.join(marks)}|", *lines])
 
     def print(self, console: Console, **options: Any) -> None:
-        """Print the table; the options are those of `console.print_table`."""
+        """Print the table; `options` are further arguments of `console.print_table`."""
         heads = self.heads
         right = [index for index, head in enumerate(heads) if head in self.numeric]
         print_table(console, heads, self.lines, title=self.title, right=right, **options)

@@ -208,11 +208,12 @@ def mend_value(key: str, got: object) -> str:
 
 
 def safe_name(text: str) -> str:
-    """Return a text as a file or folder name of at most 100 characters.
+    """Return a text as a file or folder name of at most 100 characters and 200 bytes.
 
     Separators, wildcards and other unusual characters become `_`.
     """
-    return re.sub(r"[^\w.,=-]|^\.", "_", text)[:100] or "_"
+    name = re.sub(r"[^\w.,=-]|^\.", "_", text)[:100]
+    return name.encode()[:200].decode(errors="ignore") or "_"  # file systems take 255 bytes
 
 
 def show(text: object) -> str:

@@ -60,7 +60,7 @@ def equalize(proto: onnx.ModelProto, selection: Selection) -> onnx.ModelProto:
 def find_pairs(
     graph: onnx.GraphProto, selection: Selection
 ) -> list[tuple[onnx.NodeProto, onnx.NodeProto]]:
-    """Return pairs of quantized layers of one kind, the second the only reader of the first.
+    """Return pairs of quantized layers of one kind; the second is the only reader of the first.
 
     A ReLU or leaky ReLU may lie between them. It is then the only reader of the first, and the
     second is its only reader. The kinds are convolution and matrix product.

@@ -391,6 +391,7 @@ def test_a_safe_name_is_one_part_of_a_path(tmp_path):
         (tmp_path / name).write_text("")
         assert name.isprintable()
     assert safe_name("onnx-int8-minmax_1.5=a,b") == "onnx-int8-minmax_1.5=a,b"
+    (tmp_path / safe_name("\u6570" * 100)).touch()  # 300 bytes, more than a file system takes
 
 
 @pytest.mark.parametrize("key", ["backend.name", "dtype.name", "calib.name"])
