@@ -1,6 +1,7 @@
 """The settings of corrections, the layers that they change, and the error of these layers."""
 
 import copy
+import math
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -12,7 +13,7 @@ from resnet8ptq.core.machine import Runtime
 from resnet8ptq.corrections.walk import Walk
 from resnet8ptq.data.dataset import Split
 from resnet8ptq.graph.layers import attribute
-from resnet8ptq.graph.links import Linked, Links
+from resnet8ptq.graph.links import Linked, Links, input_at
 from resnet8ptq.graph.weights import biased_output, read_weights, write_weights
 from resnet8ptq.precision.grid import ActivationScheme, WeightScheme
 from resnet8ptq.precision.plan import Plan, Selection, find_quantized_layers
@@ -55,8 +56,9 @@ class CorrectionSettings:
 def find_plain_layers(graph: onnx.GraphProto, selection: Selection) -> dict[str, onnx.NodeProto]:
     """Return the layers whose weights will be quantized, by short name, in the graph's order.
 
-    A Gemm with alpha or beta other than 1 or with a transposed input is left out, and so is a
-    MatMul whose weights have more than two axes. These are rare in trained networks.
+    A Gemm with alpha or beta other than 1 or with a transposed input is left out. So are a MatMul
+    whose weights have more than two axes, and a layer whose bias is computed or differs by row.
+    These are rare in trained networks.
 
     Raises:
         ConfigError: see `find_float_nodes`.
@@ -74,6 +76,11 @@ def find_plain_layers(graph: onnx.GraphProto, selection: Selection) -> dict[str,
 
 
 def _is_plain(graph: Links, node: onnx.NodeProto) -> bool:
+    bias = input_at(node, 2)
+    if bias:
+        constant = graph.constants.get(bias)
+        if constant is None or math.prod(constant.dims[:-1]) != 1:
+            return False
     if node.op_type == "Gemm":
         scales = attribute(node, "alpha", 1.0) != 1 or attribute(node, "beta", 1.0) != 1
         return not scales and not attribute(node, "transA", 0)

@@ -94,6 +94,24 @@ def normal(*shape: int) -> NDArray[np.float32]:
     return np.random.default_rng(sum(shape)).normal(size=shape).astype(np.float32)
 
 
+@pytest.mark.parametrize("bias", ["computed", "by_row"])
+def test_a_layer_without_a_bias_by_channel_is_not_corrected(bias):
+    inputs = [helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [4, 5])]
+    outputs = [helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, [4, 5])]
+    nodes = [
+        helper.make_node("Gemm", ["x", "w", "b"], ["computed"], name="first"),
+        helper.make_node("Gemm", ["computed", "w", bias], ["y"], name="second"),
+    ]
+    shapes = {"w": (5, 5), "b": (5,), "by_row": (4, 5)}
+    constants = [
+        numpy_helper.from_array(np.ones(shape, np.float32), name) for name, shape in shapes.items()
+    ]
+    graph = helper.make_graph(nodes, "graph", inputs, outputs, constants)
+    assert list(layers.find_plain_layers(graph, Selection())) == ["first"]
+    proto = helper.make_model(graph)
+    assert equalization.equalize(proto, Selection()) == proto
+
+
 def test_nothing_to_correct(shapes_model, images, tmp_path):
     assert correct(configure("dtype=int8"), shapes_model, images, tmp_path) is shapes_model
     assert not list(tmp_path.iterdir())
