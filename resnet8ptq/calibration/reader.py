@@ -47,7 +47,7 @@ class CalibrationReader(CalibrationDataReader):  # type: ignore[misc]
         root: str | None = None,
         batch_size: int = 1,
     ) -> "CalibrationReader":
-        """Draw the training samples that a run with these settings would draw.
+        """Draw the calibration samples of a run with these settings, and else the defaults.
 
         Args:
             name: `cifar10` or `shapes`.

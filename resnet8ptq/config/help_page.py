@@ -141,7 +141,7 @@ def _width() -> int:
 
 
 def _read_defaults(text: str) -> tuple[dict[str, str | None], dict[str, str]]:
-    """Return the groups in the defaults list of `config.yaml`, and the options chosen for them."""
+    """Return the defaults list of `config.yaml` by group, and the default options of groups."""
     listed: dict[str, str | None] = {}
     for entry in yaml.safe_load(text)["defaults"]:
         if isinstance(entry, dict):
@@ -267,7 +267,7 @@ def _show_keys(keys: Sequence[Key], width: int) -> list[str]:
 
 
 def _describe(path: Path) -> str:
-    """Return the first block of whole-line comments in a file, as one line."""
+    """Return a file's first block of whole-line comments as one line, without `# @package`."""
     comments: list[str] = []
     for line in path.read_text("utf-8").splitlines():
         if line.startswith("# ") and line != _GLOBAL:

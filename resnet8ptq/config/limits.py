@@ -34,7 +34,7 @@ class Limit:
         require(key, got, False, self._expect(key, str(got)))
 
     def _expect(self, key: str, got: str) -> str:
-        """Return the accepted values as text, with the word that is probably meant by `got`."""
+        """Return the accepted values as text, with the word that `got` probably means, if any."""
         if not self.choices:
             return self.takes
         meant = other_names.OPTIONS.get(key, {}).get(got.casefold())

@@ -212,7 +212,7 @@ def _refuse_code(config: RunConfig, path: Path) -> None:
 
 
 def find_paths(node: object, prefix: str = "") -> dict[str, str]:
-    """Return the paths of the user's files and folders in a config, by key."""
+    """Return the paths in a config by key: the values of the fields with `is_path`."""
     paths: dict[str, str] = {}
     for item in fields(node):  # type: ignore[arg-type]
         value = getattr(node, item.name)
