@@ -328,7 +328,7 @@ def test_dynamic_quantizes_the_linear_layers(quantize, shapes_model):
 
 
 def test_dynamic_without_a_linear_layer_is_unsupported(quantize_anew):
-    with pytest.raises(UnsupportedError, match="linear layers only"):
+    with pytest.raises(UnsupportedError, match="linear layers only, and none is left"):
         quantize_anew("backend=torch", "method=dynamic", "op_types=[Conv]")
 
 

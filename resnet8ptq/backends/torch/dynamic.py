@@ -43,7 +43,7 @@ def quantize(
             layers.append(name)
     if not layers:
         raise UnsupportedError(
-            "method=dynamic: torch quantizes linear layers only, and the network has none"
+            "method=dynamic: torch quantizes linear layers only, and none is left to quantize"
         )
     weight = fx.weight_observer(config, weights)
     qconfig = QConfig(activation=default_dynamic_quant_observer, weight=weight)
