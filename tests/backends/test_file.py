@@ -1,5 +1,6 @@
 """Files of other programs: which are read, which are refused, and what they return."""
 
+import io
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,14 @@ from ai_edge_litert import schema_py_generated as schema
 from onnx import TensorProto, helper, numpy_helper, parser
 
 from resnet8ptq.backends.contract import Predictor, Quantizer
-from resnet8ptq.backends.file import onnx_file, openvino_file, predictor, reading, tflite_file
+from resnet8ptq.backends.file import (
+    onnx_file,
+    openvino_file,
+    predictor,
+    program_file,
+    reading,
+    tflite_file,
+)
 from resnet8ptq.backends.file.contents import Contents, Layer, Port, rounded
 from resnet8ptq.backends.file.matching import match_inputs, match_outputs
 from resnet8ptq.backends.onnx.options import OnnxConfig
@@ -125,6 +133,24 @@ class DynamicProduct(torch.nn.Module):
         x = ops.dequantize_per_tensor.tensor(ops.quantize_per_tensor.tensor(x, *grid), *grid)
         weights = ops.dequantize_per_tensor(self.levels, 0.5, 0, *limits, torch.int8)
         return torch.nn.functional.linear(x, weights)
+
+
+class RoundedProduct(torch.nn.Module):
+    """A product of two rounded tensors that both depend on the input."""
+
+    def forward(self, x):
+        grid = (0.5, 0, -128, 127, torch.int8)
+        left = ops.dequantize_per_tensor(ops.quantize_per_tensor(x, *grid), *grid)
+        right = ops.dequantize_per_tensor(ops.quantize_per_tensor(-x, *grid), *grid)
+        return left @ right
+
+
+def test_a_product_of_two_computed_tensors_has_no_weights():
+    program = torch.export.export(RoundedProduct(), (torch.ones(3, 3),))
+    content = io.BytesIO()
+    torch.export.save(program, content)
+    tensors = program_file.open_tensors(content.getvalue(), THREADS)
+    assert [tensor.weights for tensor in tensors.inner] == [None] * 3
 
 
 def test_a_program_that_measures_ranges_while_it_runs_is_dynamic(tmp_path, cache_root):

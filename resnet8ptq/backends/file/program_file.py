@@ -139,7 +139,7 @@ def _weights(module: Any, constants: Collection[Any], node: Any) -> dict[str, An
     """
     if node.target in ACTIVATIONS:
         node = node.args[0]
-    if node.target not in LAYERS:
+    if node.target not in LAYERS or node.args[1] not in constants:
         return {}
     dtype = _weight_dtype(module, constants, node.args[1])
     if dtype == "float32":
