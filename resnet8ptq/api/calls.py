@@ -132,15 +132,19 @@ def judge(
         judge("fp32.onnx", ["theirs.tflite"], data).runs[0].verdict
 
     Args:
+        model: as for `quantize`; if it is None, `settings` must name the network.
         files: the quantized file or files, each of which gets a run.
         settings: as for `quantize`, and the limits `max_drop`, `min_sqnr_db`, `min_accuracy`.
             Settings of the quantization do not apply, because the files are quantized already;
             some, such as corrections, make the runs `unsupported`.
 
-    `model`, `data`, `example`, `quiet` and the errors are those of `quantize`.
+    `data`, `example`, `quiet` and the errors are those of `quantize`.
     """
     from resnet8ptq.judging import Arguments
 
+    # The command line would take the first file as the network
+    if model is None and not Arguments([], to_words(settings)).names_network:
+        raise ConfigError("model: got None, expected the FP32 network of the files")
     words = _find_inputs(model, data, example, settings)
     if isinstance(files, str | Path):
         files = [files]

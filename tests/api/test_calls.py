@@ -138,6 +138,12 @@ def test_settings_that_record_no_single_run_are_refused(tmp_path, monkeypatch):
         ptq.quantize(None, "shapes", experiment="auto", quiet=True)
 
 
+def test_judge_never_takes_a_quantized_file_as_the_network(monkeypatch):
+    monkeypatch.setattr(command_process, "run", lambda *_: pytest.fail("started"))
+    with pytest.raises(ptq.ConfigError, match=r"^model: got None"):
+        ptq.judge(None, ["a.onnx", "b.onnx"], "shapes")
+
+
 def test_of_ship_a_list_is_one_value_except_for_backends(monkeypatch):
     started = []
     monkeypatch.setattr(command_process, "run", lambda _, words, quiet: started.extend(words))
