@@ -27,10 +27,9 @@ class Operator:
         delegated: whether XNNPACK runs the operator.
         integer: whether XNNPACK runs the operator, and its input and output activations have 8
             bits.
-        data: dtype of the first input of an operator that XNNPACK runs, such as `int8`; else
-            `float32`.
-        weights: the same of the weights or of the second input, such as `int4`; that of `data` for
-            an operator with one input.
+        data: the dtype of a layer's first input in XNNPACK, such as `int8`; `float32` for layers
+            outside XNNPACK.
+        weights: the same of a layer's weights or second input, such as `int4`.
         dynamic: whether XNNPACK measures the range of the first input while it runs.
     """
 

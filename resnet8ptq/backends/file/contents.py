@@ -20,7 +20,7 @@ class Port:
     """An input or output of a file.
 
     Attributes:
-        shape: sizes without the batch axis; a free size is None.
+        shape: sizes without the batch axis; a free size is None (.pte files: its largest value).
         scale, zero_point: the quantization of an integer port. The scale is None for float ports,
             plain integers, and integers whose scale the file does not give.
         low, high: the values of the lowest and the highest level, also for a float input that an
