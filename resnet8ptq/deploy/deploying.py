@@ -1,21 +1,21 @@
 """Exports a run's model as a folder for other machines: model, card, test vectors, example.
 
-    resnet8ptq deploy                          the newest run, or the recommended one of a sweep
+    resnet8ptq deploy                          the newest run; of a sweep, the recommended one
     resnet8ptq deploy use=smallest             or best, balanced, fastest, best_onnx, ...
     resnet8ptq deploy sweep=ID use=smallest    of the sweep with that parent run
     resnet8ptq deploy run_id=ID                of a run
 
 `folder=PATH` is the output folder, new or empty (default: in `deployed/`, with the run's name and
-id). Its `example.py` runs in a fresh virtual environment, unless `verify=false`. `register=NAME`
-registers the model in MLflow, under the alias `recommended`. `target.onnxruntime=1.17` lowers an
-ONNX file for an older ONNX Runtime, and runs it there; `target.format=ort` writes ONNX Runtime's
-own format. `trust=true` accepts torch files, modules, metrics and registration from a run that was
-not made below `runs/` here, and reads the files that its settings name. Its code can then run; that
-of a registered model runs when it is served. `measure=true` adds the program and the samples to
-measure the file on another machine, see `resnet8ptq measured`. `max_drop=0.05`, or without labels
-`min_sqnr_db=30`, sets the limit of a recommendation (default: the sweep's own). A run with a broken
-FP32 network is refused. `experiment=`, `uri=` and `root=` name the MLflow store, `cache_dir=` the
-folder of converted networks.
+id). The command runs its `example.py` in a fresh virtual environment, unless `verify=false`.
+`register=NAME` registers the model in MLflow, under the alias `recommended`.
+`target.onnxruntime=1.17` lowers an ONNX file for an older ONNX Runtime, in which `example.py` then
+runs; `target.format=ort` writes ONNX Runtime's own format. `trust=true` accepts torch files,
+modules, metrics and registration from a run that was not made below `runs/` here, and reads the
+files that its settings name. Its code can then run; that of a registered model runs when it is
+served. `measure=true` adds the program and the samples to measure the file on another machine, see
+`resnet8ptq measured`. `max_drop=0.05`, or without labels `min_sqnr_db=30`, sets the limit of the
+verdict and of a recommendation (default: the logged one). A run with a broken FP32 network is
+refused. `experiment=`, `uri=` and `root=` name the MLflow store, `cache_dir=` the cache.
 """
 
 import re
@@ -113,6 +113,8 @@ def main(words: list[str]) -> None:
 def _check(asked: Arguments) -> None:
     if asked.run_id is not None and asked.sweep is not None:
         raise ConfigError("sweep: has no effect with run_id=; expected one of the two")
+    if asked.run_id is not None and asked.use != RECOMMENDED:
+        raise ConfigError("use: has no effect with run_id=; expected one of the two")
     file_format = asked.target.format
     require("target.format", got=file_format, ok=file_format in (None, "ort"), expected="ort")
     if asked.target.onnxruntime is not None:
@@ -128,7 +130,7 @@ def _check(asked: Arguments) -> None:
 
 
 def _check_register(run: SourceRun, name: str | None) -> None:
-    """Raise `ConfigError` for another person's model: serving it would run its unchecked code.
+    """Raise `ConfigError` if `name` is set for an untrusted run: its logged model can run code.
 
     MLflow registers the model that the run has logged, not the file that was checked.
     """
@@ -237,11 +239,12 @@ def _convert(run: SourceRun, target: TargetFormat, folder: Path) -> tuple[Path, 
     """Write the model into the folder, converted to the target.
 
     Returns:
-        The path, the change, and the known faults of the target that concern the file.
+        The path; the change in words, empty without one; and the known faults of the target that
+        concern the file.
 
     Raises:
-        ConfigError: the target needs an ONNX file, and the artifact is not one.
-        UnsupportedError: the target cannot run an operator of the file.
+        ConfigError: a target is set, and the artifact is not an ONNX file of ONNX Runtime.
+        PtqError: see `older_runtime.lower` and `SourceRun.call`.
     """
     asked = [key for key, value in vars(target).items() if value is not None]
     path = folder / run.artifact.name

@@ -1,4 +1,4 @@
-"""Renders and runs `example.py` of a deployed folder, which runs and checks the model."""
+"""Renders and runs a deployed folder's `example.py`, which runs and checks the model."""
 
 import os
 import shutil
@@ -98,7 +98,7 @@ def render_example(source: SourceRun, vectors: Vectors, file: str, outputs: Sequ
 
 
 def _class_names(source: SourceRun, vectors: Vectors) -> list[str]:
-    """Return the classes that the only output scores; empty for other outputs."""
+    """Return the class names if the only output has one value for each class; else nothing."""
     names = [printable(name) for name in source.record.class_names or ()]
     shapes = [output.shape[1:] for output in vectors.outputs]
     if not names or shapes != [(len(names),)]:
@@ -116,7 +116,7 @@ def check_engine(engine: str) -> str:
     """Check and return torch's engine for quantized operators, read from an untrusted store.
 
     Raises:
-        TrackingError: torch does not know the engine, so the text could be code.
+        TrackingError: the engine is none of `ENGINES`, so the text could be code.
     """
     if engine and engine not in ENGINES:
         raise TrackingError(no_such_name("engine", engine, ENGINES))
@@ -154,8 +154,8 @@ def steps(vectors: Vectors) -> list[str]:
 def reads_pictures(vectors: Vectors) -> bool:
     """Return whether the example reads picture files.
 
-    The samples must be grey or RGB pictures. If the data are missing, the vectors hold only network
-    inputs, from which the example reads no picture.
+    The samples must be grey or RGB pictures. If the data are missing, there are only network
+    inputs, and the example reads no pictures.
     """
     shape = vectors.samples.shape[1:]
     is_picture = vectors.samples.dtype == np.uint8 and len(shape) == 3 and shape[-1] in (1, 3)
@@ -163,12 +163,12 @@ def reads_pictures(vectors: Vectors) -> bool:
 
 
 def reads_texts(source: SourceRun) -> bool:
-    """Return whether the example reads texts, because the run has kept a tokenizer."""
+    """Return whether the run has kept a tokenizer, with which the example reads texts."""
     return (source.folder / TOKENIZER).is_file()
 
 
 def resizing(preprocess: PreprocessConfig, mode: str) -> list[str]:
-    """Return the steps of `data.pictures.fit` as lines of Python on `picture`.
+    """Return the resizing of `data.pictures.fit` as lines of Python on `picture`.
 
     There are none without `preprocess.size`.
 

@@ -20,13 +20,19 @@ class FileTensor:
     name: str
     shape: tuple[int | str, ...]  # with the batch axis; `n` or a name for a free size
     dtype: str
-    scale: float | None = None  # real = (integer - zero_point) * scale; None for floats
+    scale: float | None = None  # real = (integer - zero_point) * scale; None if not quantized
     zero_point: int | None = None
 
     @property
     def shown(self) -> str:
         """The shape in brackets."""
         return f"[{', '.join(map(str, self.shape))}]"
+
+    @property
+    def ends(self) -> str:
+        """The smallest and the largest integer, as text."""
+        info = np.iinfo(self.dtype)
+        return f"{info.min}, {info.max}"
 
 
 @dataclass(frozen=True)
@@ -92,7 +98,7 @@ def _of_onnx(tensor: Any) -> FileTensor:
 def _of_tflite(detail: Any, name: str) -> FileTensor:
     dtype = np.dtype(detail["dtype"]).name
     shape = tuple(map(int, detail["shape"]))
-    if dtype == "float32":
-        return FileTensor(name, shape, dtype)
     scale, zero_point = detail["quantization"]
+    if not scale:  # floats, and integers that are not quantized, such as tokens
+        return FileTensor(name, shape, dtype)
     return FileTensor(name, shape, dtype, scale=float(scale), zero_point=int(zero_point))

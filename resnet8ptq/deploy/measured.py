@@ -5,10 +5,11 @@
     resnet8ptq measured result                    here
 
 The job holds the run's file, FP32's and the scored samples. The program needs Python 3.9 or newer,
-numpy and the file's runtime. Afterwards, the run's metrics, predictions, latencies, kernels and
-verdict are those of that machine, as with `target.command`; the metrics `target/...` show the
-difference from this machine. `experiment=`, `uri=` and `root=` name the MLflow store, `trust=true`
-and `cache_dir=` are those of `resnet8ptq deploy`.
+numpy and the file's runtime. Afterwards, the run's metrics on these samples, predictions,
+latencies, kernels and verdict are those of that machine; the metrics `target/...` show the
+difference from this machine. The metrics on selection samples stay as they are. `experiment=`,
+`uri=` and `root=` name the MLflow store, `trust=true` and `cache_dir=` are those of
+`resnet8ptq deploy`.
 """
 
 import math
@@ -16,6 +17,7 @@ import shutil
 import sys
 import tempfile
 import time
+from collections.abc import Iterable
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -69,7 +71,8 @@ def main(words: list[str]) -> None:
     Raises:
         ConfigError: the result file is missing, damaged, or does not fit its run; the run cannot be
             measured on another machine; or FP32 is broken there.
-        PtqError: see `source.find_run`, `source.fetch_run` and `reproducing.open_samples`.
+        PtqError: see `Carried`, `source.find_run`, `source.fetch_run` and
+            `reproducing.open_samples`.
     """
     asked = command.parse_words(words, Arguments, __doc__, plain="result")
     if not asked.result:
@@ -104,10 +107,11 @@ def write_program(run: SourceRun, scored: Scored | str, folder: Path) -> str:
     """Write the program and its job into `folder`; return a line on their use.
 
     Raises:
-        ConfigError: the run's samples are missing, or its runtime or execution provider cannot be
-            measured on another machine.
+        ConfigError: the run's samples are missing, it stopped early, or its runtime or execution
+            provider cannot be measured on another machine.
     """
     _refuse_provider("measure", run)
+    _refuse_stopped("measure", run)
     runtime = run.backend.runtime
     if runtime not in RUNTIMES:
         raise ConfigError(
@@ -195,14 +199,8 @@ def _replace_result(store: Store, run: SourceRun, scored: Scored, result: RunRes
     record = run.record
     measurement = result.measurement
     assert measurement is not None
-    groups = ("class/", "ci95/", "paired/", "target/")
-    stale = set(measurement.task.metrics(measurement.comparison))
-    values = {}
-    for key, value in record.metrics.items():
-        if key.startswith(groups):
-            stale.add(key)
-        elif key not in stale:
-            values[key] = value
+    stale = _find_stale(record.metrics, measurement)
+    values = {key: value for key, value in record.metrics.items() if key not in stale}
     values |= result.to_metrics()
 
     # The journal of a run made here has curves and times that the store's record lacks
@@ -237,8 +235,20 @@ def _replace_result(store: Store, run: SourceRun, scored: Scored, result: RunRes
     upload.log_batch(store, record.run_id, points, tags=carried)
 
 
+def _find_stale(metrics: Iterable[str], measurement: Measurement) -> set[str]:
+    """Return the names of the metrics that the measurement replaces or makes invalid.
+
+    Args:
+        metrics: the names of the run's metrics.
+    """
+    groups = ("class/", "ci95/", "paired/", "target/", "batch1/")
+    stale = set(measurement.task.metrics(measurement.comparison))
+    stale.update(key for key in metrics if key.startswith(groups))
+    return stale
+
+
 def _refuse_provider(key: str, run: SourceRun) -> None:
-    """Raise `ConfigError` for a run on another execution provider: a job runs on the CPU."""
+    """Raise `ConfigError` unless the run's execution provider is the CPU's, on which a job runs."""
     provider = run.config.backend.provider
     if provider != CPU:
         raise ConfigError(
@@ -247,13 +257,17 @@ def _refuse_provider(key: str, run: SourceRun) -> None:
         )
 
 
-def _open(run: SourceRun, cache_dir: str | None) -> Scored:
-    _refuse_provider("result", run)
+def _refuse_stopped(key: str, run: SourceRun) -> None:
     if run.record.stopped_early:
         raise ConfigError(
-            f"result: run {run.record.run_id} stopped at its verdict, which depends on this "
+            f"{key}: run {run.record.run_id} stopped at its verdict, which depends on this "
             "machine; expected a run with evaluate.stop=all"
         )
+
+
+def _open(run: SourceRun, cache_dir: str | None) -> Scored:
+    _refuse_provider("result", run)
+    _refuse_stopped("result", run)
     scored = reproducing.open_samples(run, cache_dir)
     if isinstance(scored, str):
         raise ConfigError(f"result: the samples of run {run.record.run_id} are missing ({scored})")

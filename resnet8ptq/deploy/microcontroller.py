@@ -89,7 +89,7 @@ def list_operators(model: Any) -> list[str]:
     """Return the calls of MicroMutableOpResolver that register a model's operators.
 
     Raises:
-        UnsupportedError: an operator is custom, and the resolver has no call for it.
+        UnsupportedError: an operator is custom.
     """
     names = set()
     for graph in model.subgraphs:
@@ -120,8 +120,8 @@ def least_arena(model: Any) -> int:
     """Return a lower bound of the tensor arena in bytes, from the tensors' lifetimes.
 
     While an operator runs, the arena holds its inputs, its outputs, and the tensors that later
-    operators read. The interpreter's structures and the kernels' scratch buffers need further
-    memory, and the planner may not reach the bound.
+    operators or the caller read. Constants lie outside of it. The interpreter's structures and the
+    kernels' scratch buffers need further memory, and the planner may not reach the bound.
     """
     graph = model.subgraphs[0]
     first = dict.fromkeys(map(int, graph.inputs), 0)

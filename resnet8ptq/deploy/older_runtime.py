@@ -1,9 +1,9 @@
 """Converts an ONNX file for an older ONNX Runtime, or to ONNX Runtime's own format.
 
 The versions of the file format (IR) and of the operators (opset) are lowered to those that the
-older ONNX Runtime reads. An operator whose definition has changed is kept if it means the same in
-the older definition. `deploying` then runs the file in the older ONNX Runtime and compares the
-outputs, unless `verify=false`.
+older ONNX Runtime reads. An operator whose definition has changed must mean the same in the older
+definition; otherwise, the file is refused. `deploying` then runs the file in the older ONNX Runtime
+and compares the outputs, unless `verify=false`.
 """
 
 import re
@@ -173,7 +173,7 @@ def requirements(version: int) -> list[str]:
 
 
 def to_ort(path: Path, target: Path) -> None:
-    """Write an ONNX file in the ORT format, with graph optimizations that suit every CPU."""
+    """Write an ONNX file in the ORT format, after the basic and extended graph optimizations."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()

@@ -14,8 +14,8 @@ def register(store: Store, source: SourceRun, name: str) -> str:
     """Register a run's model as the newest version of `name`, with the alias; return its URI.
 
     Raises:
-        TrackingError: the run has no logged model, or the store does not answer, has no registry,
-            does not hold the model's files, or refuses the name.
+        TrackingError: the run has no logged model, or the store cannot register it, for example
+            because it has no registry.
     """
     client = store.client
     run_id = source.record.run_id

@@ -44,11 +44,11 @@ class Scored:
 
 
 def open_samples(source: SourceRun, cache_dir: str | None) -> Scored | str:
-    """Return the scored samples and their evaluator, or the reason why the samples are missing.
+    """Return the scored samples and their evaluator, or the reason why they cannot be read.
 
     Raises:
         DataError: the data have changed since the run.
-        UnsupportedError: see `experiment.settings.resolve`.
+        UnsupportedError: this version or machine does not support the network or the settings.
     """
     if source.unread:
         return source.unread
@@ -80,7 +80,7 @@ def open_samples(source: SourceRun, cache_dir: str | None) -> Scored | str:
 
 @dataclass(frozen=True)
 class Rerun:
-    """Test vectors of the artifact, and a sentence that compares its predictions with the run's."""
+    """Test vectors of the artifact, and a sentence on the comparison of its predictions."""
 
     summary: str
     vectors: Vectors
@@ -88,7 +88,9 @@ class Rerun:
 
 
 def rerun(source: SourceRun, scored: Scored | str, runtime: Runtime, many: bool) -> Rerun:
-    """Run the artifact on all scored samples; to be called by `SourceRun.call`.
+    """Run the artifact on the scored samples, unless the cache has the outputs.
+
+    Only `SourceRun.call` calls this function.
 
     Args:
         scored: the samples, or as text the reason why they are missing. If they are missing, the
@@ -123,11 +125,11 @@ def rerun(source: SourceRun, scored: Scored | str, runtime: Runtime, many: bool)
 def compare(source: SourceRun, task: Task, again: Comparison, samples: int) -> str:
     """Compare predictions for the scored samples with those of the run; return a sentence.
 
-    If the run has kept no comparable predictions, the metrics are compared. A difference on another
-    CPU than the run's is a warning.
+    If the run has kept no comparable predictions, the task's metric is compared. If the CPU is not
+    the run's, a difference is only a warning.
 
     Raises:
-        QuantizationError: they differ on the run's own CPU.
+        QuantizationError: predictions or metric differ on the run's own CPU.
     """
     metric = task.metric
     value = again.model.value
@@ -212,7 +214,7 @@ def _by_picture(detections: list[dict[str, Any]]) -> dict[object, list[list[floa
 
 
 def _differ(ours: list[list[float]], theirs: list[list[float]]) -> bool:
-    """Return whether the boxes of a picture differ; their order has no meaning."""
+    """Return whether the detections of a picture differ, other than by rounding or in order."""
     if len(ours) != len(theirs):
         return True
     left = np.asarray(theirs)

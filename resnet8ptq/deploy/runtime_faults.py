@@ -41,7 +41,7 @@ class Fault:
 
 
 def _lacks_zero_point(node: onnx.NodeProto, links: Links) -> bool:
-    """Return whether int8 values without a zero point are moved before they are used."""
+    """Return whether a node dequantizes a moved int8 constant without a zero point."""
     return _is_moved(node, links, TensorProto.INT8) and not any(node.input[2:3])
 
 

@@ -1,4 +1,7 @@
-"""Finds the run to deploy, by its id or by a sweep's recommendation, and copies its files."""
+"""Finds the run to deploy, and copies its files.
+
+The run is named by its id, recommended by a sweep, or the newest one.
+"""
 
 import shutil
 from collections.abc import Callable
@@ -93,10 +96,10 @@ def find_run(
         asked: requested limits by key of `report`; a limit of None is the sweep's own.
 
     Raises:
-        ConfigError: the run or sweep does not exist, no run is recommended for the use, or a use is
-            named for a single run.
-        TrackingError: nothing is recommended, and the predictions of a run cannot be read; or a run
-            of the sweep is damaged.
+        ConfigError: the sweep does not recommend exactly one run for the use, or a use is named for
+            the newest run, which has no sweep.
+        TrackingError: nothing is recommended, and the predictions of a run cannot be read.
+        PtqError: see `lookup.find_in_store` and `lookup.Runs.select`.
     """
     runs = lookup.find_in_store(store, run_id, sweep)
     if runs.run is not None:
@@ -129,7 +132,7 @@ def find_run(
 
 
 def _assess(run: RunRecord, runs: lookup.Runs, asked: Asked) -> RunRecord:
-    """Return a run with its verdict: that of its recommendation if it has one, or of its sweep."""
+    """Return a run with its verdict; if it is recommended, with that of the recommendation."""
     try:
         selections = runs.select(asked)
     except TrackingError as error:  # a run of the sweep has damaged texts
@@ -160,9 +163,9 @@ def fetch_run(
 
     Raises:
         ConfigError: the run has no result, is void, has an unknown backend, scored another
-            program's file, or would run untrusted code.
-        TrackingError: the run has no artifact, the artifact is not the measured file, or the config
-            has another backend.
+            program's file, or would run untrusted code; or `load_config` refuses its config.
+        TrackingError: the run has no artifact, the artifact is not the measured file, the config
+            has another backend, or the store does not give the files.
     """
     if record.status != "ok":
         raise ConfigError(

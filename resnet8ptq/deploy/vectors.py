@@ -35,7 +35,7 @@ class Vectors:
     raw: dict[str, NDArray[Any]] = field(default_factory=dict)  # integers of the file, by name
 
     def save(self, path: Path) -> None:
-        """Write the arrays `samples`, `inputs`, `output_0`, ..., `tolerances`, and `raw`."""
+        """Write `samples`, `inputs`, `tolerances`, `output_0`, ..., and the arrays in `raw`."""
         outputs = {f"output_{number}": output for number, output in enumerate(self.outputs)}
         np.savez_compressed(
             path,
@@ -67,7 +67,7 @@ def predict(
     preprocessing: Preprocessing = RAW,
     layout: tuple[int, ...] | None = None,
 ) -> Vectors:
-    """Run the model on inputs [n, ...], one sample at a time; see `Vectors`."""
+    """Return the vectors of inputs [n, ...], which the model runs one sample at a time."""
     runs = [predictor.predict(inputs[n : n + 1]) for n in range(len(inputs))]
 
     # Join the samples of each output; its largest value sets the tolerance

@@ -214,6 +214,7 @@ def test_bad_input_is_one_line(runs, failing_sweep, tmp_path):
         ((known, "target.onnxruntime=1.20", "target.format=ort"), "expected one of the two"),
         ((known, "target.format=tensorrt"), "target.format: got 'tensorrt', expected ort"),
         ((known, "target.tensorrt=1"), "tensorrt"),
+        ((known, "use=smallest"), "use: has no effect with run_id="),
         ((known, "register=a/b"), "register: got 'a/b', expected letters"),
         (
             (f"run_id={run_id(runs, 'torch')}", "target.format=ort"),

@@ -133,6 +133,26 @@ def test_a_run_on_a_provider_is_not_measured_on_the_cpu_by_hand(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+def test_a_run_that_stopped_early_gets_no_job_whose_result_would_be_refused(tmp_path):
+    record = SimpleNamespace(run_id="a", stopped_early=True)
+    run = SimpleNamespace(config=make_config("data=shapes"), record=record)
+    for key, measure in (
+        ("measure", lambda: measured.write_program(run, "", tmp_path / "measure")),
+        ("result", lambda: measured._open(run, None)),
+    ):
+        with pytest.raises(ConfigError, match=f"^{key}: run a stopped at its verdict"):
+            measure()
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_result_replaces_the_metrics_of_the_previous_machine_alone():
+    task = SimpleNamespace(metrics=lambda comparison: {"accuracy": 0.5})
+    measurement = SimpleNamespace(task=task, comparison=None)
+    logged = ("accuracy", "batch1/accuracy", "class/0", "choice/accuracy", "system/quantize_s")
+    stale = measured._find_stale(logged, measurement)
+    assert stale == {"accuracy", "batch1/accuracy", "class/0"}
+
+
 def test_a_machine_whose_fp32_is_broken_replaces_no_result(monkeypatch):
     task = SimpleNamespace(doubt=lambda *asked: "near chance", metric=SimpleNamespace(title="mAP"))
     compared = SimpleNamespace(comparison=SimpleNamespace(baseline=None))
