@@ -89,11 +89,11 @@ def find_batching(
     """Return the fastest of a few batchings that settings and memory allow, by a measurement.
 
     The cache keeps the result. Nothing is measured if only one batching is allowed, or if there are
-    few samples and no batch size in the settings.
+    few samples and `batch_size` is None.
 
     Args:
         split: the samples, of which the measurement runs the first.
-        batch_size: the batch size in the settings; None for the fastest. A fixed batch size of the
+        batch_size: the requested batch size; None for the fastest. A fixed batch size of the
             network has precedence.
         about: the artifact's part of the cache key, such as network, framework and dtype.
     """

@@ -63,7 +63,7 @@ class CocoEvaluator:
 
         Raises:
             ConfigError: `head` in the settings is unknown.
-            DataError: a picture cannot be read.
+            DataError: see `CocoReader.get_next`.
             ModelError: no single head fits the outputs.
             ValueError: the reader lacks annotations or `is_evaluation`, or a picture was run
                 before.
@@ -128,7 +128,7 @@ class CocoEvaluator:
     ) -> Decoder:
         """Run blank pictures to find the decoder, and to note the outputs without a batch axis.
 
-        Only a batch of one picture shows which outputs have no batch axis.
+        In a batch of several pictures, all outputs count as having a batch axis.
         """
         pictures = np.zeros_like(step[input_name])
         blank = {**step, input_name: pictures}

@@ -128,9 +128,10 @@ class Compared:
 
     @property
     def sqnr_db(self) -> float:
-        """The SQNR of the outputs in dB; infinite if they did not change.
+        """The SQNR of the outputs in dB, as a number that can be compared.
 
-        It is minus infinity if a value is NaN or infinite, so that it is the worst of all.
+        If the comparison has no SQNR, it is minus infinity for an output with NaN or infinity, and
+        otherwise infinity.
         """
         sqnr_db = self.comparison.sqnr_db
         if sqnr_db is not None:
@@ -423,7 +424,7 @@ class Evaluator:
 
 
 def _warn_of_batch(config: QuantizationConfig, evaluation: Evaluation) -> None:
-    """Warn if the outputs of a sample depend on its batch, see `Evaluation.batch_sqnr_db`."""
+    """Warn if outputs depend on the batch, but ranges do not; see `Evaluation.batch_sqnr_db`."""
     if config.method in BY_BATCH or evaluation.batch_sqnr_db >= inference.BATCH_DB:
         return
     log.warning(

@@ -34,8 +34,8 @@ class Evaluation:
 
     Attributes:
         seconds: the time for all samples, without loading and without collecting logits.
-        batch_sqnr_db: the SQNR of samples in a batch beside the same samples alone, see
-            `_compare_alone`.
+        batch_sqnr_db: the SQNR in dB of samples in a batch, relative to the same samples without
+            the rest of the batch, see `_compare_alone`.
         cached: whether the outputs are from the cache; `seconds` is then the time of the earlier
             run.
     """
@@ -108,8 +108,9 @@ def _run(
 def _compare_alone(
     copy: Predictor, split: Split, batch_size: int, outputs: Sequence[Array]
 ) -> float:
-    """Return the SQNR in dB of the last samples of the first batch, beside the same samples alone.
+    """Return the SQNR in dB of the last `ALONE` samples of the first batch.
 
+    The reference is their outputs when they run without the rest of the batch.
     A kernel may compute large batches wrongly, which a check of few samples cannot see: torch
     2.13's 8-bit instance normalization does so with more samples than a channel has pixels.
 
@@ -118,8 +119,7 @@ def _compare_alone(
 
     Returns:
         The SQNR of the worst output, see `sqnr_or_infinity`. It is infinite without a difference,
-        and if nothing is compared: for texts, for a batch of few samples, and without a row for
-        each sample.
+        and if nothing is compared, as for texts.
     """
     size = split.limit(batch_size)
     if split.lengths is not None or not ALONE < size <= len(split):
@@ -172,7 +172,7 @@ def _pad_to(values: Array, length: int) -> Array:
 
 
 def _join(batches: Sequence[Sequence[Array]]) -> tuple[Array, ...]:
-    """Return the outputs of all batches, joined; empty if shapes differ between batches."""
+    """Return the outputs of all batches, joined; empty if a sample's shape differs by batch."""
     joined = []
     for of_all_batches in zip(*batches, strict=True):  # one output
         if len({values.shape[1:] for values in of_all_batches}) > 1:
@@ -214,10 +214,10 @@ def with_logits(evaluation: Evaluation, copies: Sequence[Predictor], split: Spli
 def collect_logits(
     copies: Sequence[Predictor], split: Split, batch_size: int
 ) -> NDArray[np.float32] | None:
-    """Return the logits [m, classes] of the first m samples, at most `LOGIT_SAMPLES`.
+    """Return the logits [m, ...] of the first m samples, at most `LOGIT_SAMPLES`.
 
     The result is None if the copies give no logits. The first samples are enough for the SQNR,
-    which sums over every class of each sample; a pass over all samples would double the time.
+    which sums over all logits of each sample; a pass over all samples would double the time.
     """
     first = split.take(np.arange(min(LOGIT_SAMPLES, len(split))))
     batches = first.batches(batch_size)

@@ -32,8 +32,9 @@ Times = NDArray[np.float64]  # [repeats], in milliseconds
 
 @dataclass(frozen=True)
 class Timings:
-    """Wall-clock times of one model: `single_ms` at batch 1, `batch_ms` at `find_batch_size`.
+    """Wall-clock times of one model.
 
+    `single_ms` is at batch 1, `batch_ms` at the batch size of `find_batch_size`.
     For a network with a fixed batch size, `batch_ms` is None.
     """
 
@@ -61,7 +62,7 @@ class Timings:
 
 @dataclass(frozen=True)
 class ModelLatency:
-    """The timings of a model and of its FP32 baseline; without a baseline for dtype=fp32."""
+    """The timings of a model and of its FP32 baseline, which is None for dtype=fp32."""
 
     model: Timings
     baseline: Timings | None = None
@@ -146,7 +147,7 @@ def time_in_turns(
     limit: float = math.inf,
     least: int = LEAST,
 ) -> list[Times]:
-    """Return the times of each predictor, without those of the warm-up.
+    """Return the times of each predictor in milliseconds, without those of the warm-up.
 
     The order of the predictors is reversed after each turn, so that caches favour none.
 

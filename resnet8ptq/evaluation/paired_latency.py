@@ -49,9 +49,9 @@ class PairedLatency:
     """The median latencies of each model in each block of turns, in milliseconds.
 
     Attributes:
-        single: latency of one sample, by model name.
-        batch: latency of `batch_size` samples, by model name; empty if the network has a fixed
-            batch size.
+        single: latency of one sample, by model as in `time_in_blocks`.
+        batch: latency of `batch_size` samples, likewise; empty if the network has a fixed batch
+            size.
         threads: the threads of each model.
     """
 
@@ -95,6 +95,9 @@ def time_in_blocks(
     The speed of a model changes by some percent each time it is loaded. With one loading, a model
     could appear faster than its own copy. After `latency.LEAST` blocks, another block starts only
     if it is expected to end within `timing.max_seconds` for each model.
+
+    Args:
+        loads: loads each model, by any name, such as the id of its run.
     """
     from resnet8ptq.evaluation import latency  # reports read timings without any backend
 
@@ -134,8 +137,8 @@ def typical(blocks: Blocks) -> float:
 def ratio(model: Blocks, reference: Blocks, of: int = 1) -> Ratio:
     """Return the speed of the model relative to the reference, from blocks timed in turns.
 
-    The value is the geometric mean of the blocks' ratios. The interval is that of Student for its
-    logarithm; from a single block, it is 0 to infinity.
+    The value is the geometric mean of the blocks' ratios. The interval is Student's t interval of
+    the mean logarithm, as ratios; from a single block, it is 0 to infinity.
 
     Args:
         of: the number of compared models, for which the interval is corrected (Bonferroni).

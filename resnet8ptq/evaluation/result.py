@@ -33,7 +33,9 @@ class Measurement:
 
 @dataclass(frozen=True)
 class RunResult:
-    """The outcome of one run: `ok` with a measurement, or `unsupported` with a reason.
+    """The outcome of one run: `ok`, or `unsupported` with a reason.
+
+    An experiment that is `ok` has a measurement. Analyses have classes of their own, without it.
 
     Attributes:
         status: `ok` or `unsupported`.
@@ -60,7 +62,7 @@ class RunResult:
         return f"{scored}, {measured.size_bytes / 1000:.1f} kB"
 
     def to_metrics(self) -> dict[str, float]:
-        """Return every known metric under its MLflow name; accuracies are fractions."""
+        """Return the measured metrics by MLflow name; accuracies are fractions."""
         measured = self.measurement
         if measured is None:
             return {}
