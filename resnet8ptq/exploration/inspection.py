@@ -38,7 +38,7 @@ def inspect(settings: Settings, data_given: bool) -> None:
 
     Raises:
         ConfigError, UnsupportedError: with `backend=file`, see `run_inspection`.
-        ModelError: the network's file is not a model, is unsafe, or has nothing to quantize.
+        ModelError: see `summarize`.
     """
     config = settings.config
     cache_root = settings.runtime.cache_root
@@ -107,7 +107,7 @@ def _find_samples(settings: Settings) -> _SampleFacts | str:
         sizes = size if isinstance(size, list) else [size, size]
         channels = 1 if config.preprocess.channels == "grey" else 3
         sample = np.zeros((1, *sizes, channels), np.uint8)
-        return _SampleFacts(sample, len(CLASS_NAMES))
+        return _SampleFacts(sample, len(CLASS_NAMES), single_labels=True)
 
     # Others are read
     if settings.no_data:

@@ -304,6 +304,7 @@ def test_files_hold_every_tensor(diagnose, tmp_path):
     """The QDQ form of QOperator is diagnosed, and named."""
     result = diagnose(healthy(), "format=qoperator", "slim=true")
     assert "format=qdq" in result.notes[0]
+    assert result.resolved["file_format"] == "QDQ"
     rows = list(csv.DictReader((tmp_path / "diagnosis.csv").read_text().splitlines()))
     tensors = [row["tensor"] for row in rows]
     assert sorted(tensors) == sorted(["pixels", "r", "m", "p", "f", "scores", *NAMES])

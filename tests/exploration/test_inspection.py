@@ -284,6 +284,22 @@ def test_the_output_that_holds_the_classes_is_named():
     assert any("labels from 0 to 9 fit" in line for line in lines)
 
 
+def test_the_labels_of_known_data_are_compared_with_several_outputs(tmp_path):
+    """CIFAR-10 is not read, but each of its samples has one class."""
+    nodes = [
+        helper.make_node("GlobalAveragePool", ["x"], ["mean"]),
+        helper.make_node("Flatten", ["mean"], ["embedding"]),
+        helper.make_node("MatMul", ["embedding", "w"], ["scores"]),
+    ]
+    gives = {"embedding": ["N", 3], "scores": ["N", 10]}
+    constants = {"w": np.ones((3, 10), np.float32)}
+    path = tmp_path / "network.onnx"
+    onnx.save(assemble(nodes, {"x": ["N", 3, 32, 32]}, gives, constants), path)
+    done = call(tmp_path, "+analysis=inspect", f"model.path={path}", "data=cifar10")
+    assert "data=cifar10: labels from 0 to 9 do not fit" in done.out, done.err
+    assert "model.outputs=[scores] keeps one" in done.out
+
+
 @pytest.mark.parametrize("pictures", [True, False])
 def test_no_size_is_advised_for_features(found, pictures):
     [messages, *_] = _compare(

@@ -55,17 +55,18 @@ def analyse(settings: Settings, folder: Path, run: Recorder) -> DiagnosisResult:
     With `analysis.try_changes=false`, nothing is tried or printed. See `dispatch.run_or_analyse`.
 
     Raises:
-        UnsupportedError: the method is not `static`, the backend cannot take a setting, its files
-            do not give their tensors, or none is matched.
-        PtqError: network or samples cannot be read, or do not fit each other.
+        UnsupportedError: the method is not `static`, the backend cannot take the settings or the
+            network, its files do not give their tensors, or none is matched.
+        PtqError: network or samples cannot be read, or do not fit each other or the settings; or
+            quantization fails.
     """
     config = settings.config
     refuse_others(config, {"method": (["static"], _STATIC)})
-    resolved = settings.quantizer.resolve()
+    settings.quantizer.resolve()
     notes = []
-    if config.format in ("qoperator", "auto"):
-        notes.append("diagnosed in format=qdq: format=qoperator hides the tensors in it")
     if find_search(config.backend.name).diagnoses:
+        if config.format in ("qoperator", "auto"):
+            notes.append("diagnosed in format=qdq: format=qoperator hides the tensors in it")
         # A slim file has lost the names of its tensors.
         settings = settings.vary(format="qdq", slim=False)
 
@@ -73,6 +74,7 @@ def analyse(settings: Settings, folder: Path, run: Recorder) -> DiagnosisResult:
     with open_fitted(settings, run, needs_labels=preparation.tunes(config)) as work:
         result = _diagnose(work)
     config = work.config
+    resolved = work.settings.quantizer.resolve()
     params = {**resolved.to_params(), **work.samples.digests, "findings": result.to_json()}
     result = replace(result, notes=tuple(notes), resolved=params)
     diagnosis_table.write_diagnosis(folder, config, result)
