@@ -49,7 +49,7 @@ def prepare(work: Workspace) -> Prepared:
 
 
 def plan_bits(work: Workspace, prepared: Prepared) -> Prepared:
-    """With `precision.plan=auto`, choose the bits of each layer; add the params of any plan."""
+    """Choose the bits of each layer with `precision.plan=auto`; add the params of any plan."""
     if work.config.precision.plan is None:
         return prepared
     metrics = prepared.metrics
@@ -207,9 +207,9 @@ def _corrects_again(chosen: CorrectionsConfig) -> bool:
     """Return whether the network is corrected again for each trial of nodes in float.
 
     Smoothing and equalization alone need no new correction: they do not change the function of a
-    layer in float. Other corrections are not repeated if rounding would be learned again for
-    minutes. This applies to reconstruction, and to AdaRound with smoothing or equalization, because
-    the cache lacks the learned layers of the changed network.
+    layer in float. AdaRound and bias correction are repeated, unless rounding would be learned
+    again for minutes. Reconstruction always learns again. AdaRound does with smoothing or
+    equalization, because the cache lacks the learned layers of the changed network.
     """
     changes = chosen.smooth_quant or chosen.equalization
     learns = chosen.reconstruction or (chosen.adaround and changes)

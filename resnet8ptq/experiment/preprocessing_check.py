@@ -53,8 +53,8 @@ def check(
 
     Args:
         dataset: the data set, arranged for the network.
-        baseline: the scores of the FP32 network on the reported samples.
-        expected: the FP32 accuracy that the user expects; None without an expectation.
+        baseline: the scores of the FP32 network on the reported or the held-out samples.
+        expected: `report.expected_accuracy`; None without an expectation.
 
     Returns:
         The doubt with the suggestion; None if FP32 is plausible.
@@ -112,10 +112,10 @@ def check(
 
 
 def find_class_order(scores: Scores, names: Sequence[str]) -> str:
-    """Return a text with the network's order of classes; empty without a better one.
+    """Return a text with the network's order of classes; empty unless it is clearly better.
 
-    It is also empty if an order gains too little, or if the task or the number of samples shows no
-    order.
+    The text is also empty without `ClassScores` for these classes, or with fewer samples than
+    classes.
 
     One half of the samples gives the order, the other half its accuracy. On its own half, the best
     of all orders gains by luck.

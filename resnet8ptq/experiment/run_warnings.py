@@ -50,8 +50,8 @@ def warn_of_noise(
     """Warn if the outputs of the quantized network are far from those of FP32.
 
     Args:
-        outliers: calibration samples that stand out; if there are any, the warning names only the
-            mend for the first.
+        outliers: calibration samples that stand out; if there are any, the warning describes the
+            first entry with its mend, and suggests no other setting.
         samples: the calibration samples.
     """
     if sqnr_db is not None and sqnr_db < LOW_SQNR_DB:
@@ -135,10 +135,11 @@ def _warn_of_saturation(resolved: Resolved, graph: onnx.GraphProto) -> bool:
 
 
 def _warn_of_depthwise(config: RunConfig, resolved: Resolved, graph: onnx.GraphProto) -> None:
-    """Warn if few bits shift the outputs of depthwise convolutions without a correction.
+    """Warn about weights below 8 bits in grouped convolutions, such as depthwise ones.
 
-    Few bits are fewer than 8. A depthwise channel sums few products, mostly nine, so rounding
-    errors do not average out and shift its mean output. In other layers, they average out.
+    A depthwise channel sums few products, mostly nine, so rounding errors do not average out and
+    shift its mean output. With bias correction, learned rounding or training, which act against
+    the shift, there is no warning.
     """
     changes = config.corrections
     corrected = changes.bias_correction or changes.adaround or changes.reconstruction

@@ -1,7 +1,7 @@
 """Finds calibration samples that stand out, and values that dynamic ranges cannot hold.
 
-Samples that stand out in the network's inputs are found before the run quantizes anything. Samples
-that stand out in tensors inside the network are found after calibration.
+Samples that stand out in the network's inputs are found without running the network. Samples that
+stand out in tensors inside the network are found after calibration.
 """
 
 from collections.abc import Iterable
@@ -25,7 +25,7 @@ SAMPLES = 8  # that show whether values are finite
 
 
 def check_inputs(calib: CalibConfig, graph: onnx.GraphProto, samples: Split) -> list[Outliers]:
-    """Return the samples that stand out in a float input of the network; warn about each input.
+    """Return the samples that stand out in an input, see `find_in_inputs`; warn about each input.
 
     The network is not run, so the check also works for frameworks that calibrate themselves.
     """

@@ -30,12 +30,12 @@ class SamplesByRole:
     """The samples of a run or an analysis, by their roles.
 
     Attributes:
-        data: the data set for the network; its test split holds the reported samples.
+        data: the data set, arranged for the network; its test split has the reported samples.
         calibrating: samples that determine activation ranges.
         tuning: training samples for the choices of the run's steps, or for the measurements of an
             analysis; None without either.
         selection: the samples for the sweep's recommendation, if they are not the reported ones.
-        selected_from: the split of `selection`, as text.
+        selected_from: the origin of `selection`, as text.
     """
 
     data: Dataset
@@ -63,7 +63,7 @@ class SamplesByRole:
 
     @property
     def digests(self) -> dict[str, str]:
-        """The digests of the calibrating and of the tuning samples, as params."""
+        """The digests of the calibrating samples and of any tuning samples, as params."""
         drawn = {"calibration_digest": self.calibrating.digest}
         return drawn if self.tuning is None else drawn | {"held_out_digest": self.tuning.digest}
 
@@ -112,7 +112,7 @@ def draw(config: RunConfig, data: Dataset, tunes: bool, check: Check) -> Samples
 
 
 def draw_to_analyse(config: RunConfig, data: Dataset) -> SamplesByRole:
-    """Draw training samples for the measurements of an analysis, and others to calibrate it.
+    """Draw training samples for the measurements of an analysis, and others for calibration.
 
     Raises:
         ConfigError: there are too few training samples.
@@ -136,9 +136,9 @@ def draw_to_calibrate(config: RunConfig, data: Dataset) -> CalibrationSet:
 def _choose(config: RunConfig, samples: SamplesByRole, check: Check) -> SamplesByRole:
     """Return the samples with the selection samples of `evaluate.choice`.
 
-    `auto` uses training samples, or half of the test samples if too few training samples are free
-    or the task cannot score them. `auto` and `half` add no samples if the halves would be too small
-    or the task cannot score them.
+    `auto` uses training samples. If `draw_selection` returns None, or the task cannot score these
+    samples, `auto` uses half of the test samples. `auto` and `half` add no samples if the halves
+    would be too small or the task cannot score them.
 
     Raises:
         ConfigError: `held_out` finds too few unused training samples that the task can score; see

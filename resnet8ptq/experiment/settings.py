@@ -81,7 +81,7 @@ class Settings:
         """Return the settings with the backend's defaults for this network, see `Quantizer.fit`.
 
         Raises:
-            UnsupportedError: the framework cannot quantize this network with these settings.
+            PtqError: see `Quantizer.fit`.
         """
         fitted = self.quantizer.fit(network)
         return self.vary(**fitted) if fitted else self
@@ -116,7 +116,7 @@ class Unresolved:
 
 
 def resolve(asked: RunConfig, jobs: int | None = None, threads: int | None = None) -> Settings:
-    """Return the settings of a run; only `Settings.fit` changes them later.
+    """Return the settings of a run, before `Settings.fit`.
 
     The function locates the files, and downloads missing ones where it can. It reads the network's
     inputs if other settings depend on them. Settings that are decided already stay as they are, so
@@ -159,14 +159,15 @@ def resolve_to_inspect(asked: RunConfig) -> Settings:
     """Return the settings of an inspection, which needs only the network or a quantized file.
 
     The embedded data, and CIFAR-10 without `data.root`, are neither located nor downloaded, because
-    the form of their samples is known. For a quantized file, no data are located.
+    the form of their samples is known. For a quantized file, only the data of `benchmark.name`
+    are located.
 
     Returns:
         The settings; `no_data` is the error of `resolve` if that failed, such as for missing data.
 
     Raises:
-        PtqError: the network, the quantized file or a file of `benchmark.name` is missing, or a
-            name is unknown.
+        PtqError: the network or a file of `benchmark.name` is missing, `backend.path` is null with
+            `backend=file`, or a name is unknown.
     """
     no_data = ""
     is_known = asked.data.name in KNOWN_FORM and asked.data.root is None
@@ -227,8 +228,8 @@ def fill_defaults(
 ) -> RunConfig:
     """Return the settings with the defaults that depend on other settings or on the job.
 
-    A single run needs no selection samples, because there is nothing to choose. A sequential test
-    is corrected for the number of jobs.
+    With `evaluate.choice=auto`, a single run draws selection samples only to report on them. A
+    sequential test is corrected for the number of jobs.
 
     Args:
         jobs: number of jobs of the sweep, 1 for a single run; None if it is unknown.
@@ -262,9 +263,10 @@ def fill_defaults(
 
 
 def fill_threads(asked: RunConfig, threads: int | None) -> RunConfig:
-    """Return the settings with `threads` as their default.
+    """Return the settings, with `threads` in place of a null setting `threads`.
 
     Args:
-        threads: the threads of this job; None if the jobs run in the process of the command.
+        threads: the threads of this job; None for a single run, and if the jobs run in the process
+            of the command.
     """
     return replace(asked, threads=threads) if asked.threads is None else asked

@@ -35,7 +35,8 @@ def make_stopping_plan(
         grouped: whether samples of one group are scored as if they were independent.
 
     Raises:
-        ConfigError: the task's metric is not a share of hits, or the samples are not independent.
+        ConfigError: the task has no sequential test, samples of one group are not independent, or
+            the task joins groups.
     """
     if config.evaluate.stop == "all":
         return None
@@ -72,7 +73,7 @@ class TrialResult:
         value: the tie-adjusted metric.
         drop: loss of `value` against FP32; corrected for the interim analyses if scoring stopped.
         p: one-sided p-value of "the drop is at the limit or above".
-        samples: number of scored samples.
+        samples: number of scored samples, or of joined groups.
     """
 
     value: float

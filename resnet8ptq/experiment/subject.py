@@ -33,7 +33,8 @@ def open_subject(
             task cannot score, such as those of anomaly data, get a task that needs no labels.
 
     Raises:
-        PtqError: data or network are missing or damaged, or do not fit each other or the task.
+        PtqError: data or network are missing or damaged, or do not fit each other or the task; or
+            there are too few training samples.
     """
     config = settings.config
     data, fp32 = load_data_and_network(settings)

@@ -53,7 +53,7 @@ class Workspace:
     A step that needs other settings takes a copy, see `vary`.
 
     Attributes:
-        samples: the samples; the steps choose on `samples.tuning`.
+        samples: the samples by role; choices by accuracy use `samples.tuning`.
         evaluator: quantizes, runs and scores; it has the FP32 network.
         folder: folder for tables and figures of the steps; in a run, the run's folder.
         scratch: folder of corrected networks, which must exist until quantization ends.

@@ -45,7 +45,7 @@ def write(folder: Path, task: Task, comparison: Comparison, samples: Split) -> N
 
 
 def choose(model: Hits, baseline: Hits) -> NDArray[np.int64]:
-    """Return the indices of at most `COUNT` wrong answers, first where FP32 is right."""
+    """Return the indices of at most `COUNT` wrong answers, first of those that FP32 gets right."""
     wrong = np.flatnonzero(~model.right)
     by_fp32 = baseline.right[wrong]
     return np.concatenate([wrong[by_fp32], wrong[~by_fp32]])[:COUNT]

@@ -40,12 +40,13 @@ FILE = "test_plan.png"
 
 @dataclass(frozen=True)
 class PowerRow:
-    """The power of the test if quantization changes a given share of the predictions.
+    """The power of the test for a given share of changed predictions.
 
     Attributes:
-        passes: the largest loss that passes with 80% power; if negative, only a model with a gain
-            passes.
-        fails: the smallest loss that fails with 80% power.
+        changed: see `plan`.
+        passes: the largest loss that passes with 80% power; negative if only a model with at least
+            such a gain passes, -1 if none does.
+        fails: the smallest loss that fails with 80% power; 1 if none does.
         needed: the sample size at which a model without a loss passes with 80% power.
     """
 
@@ -87,9 +88,9 @@ def analyse(settings: Settings, folder: Path, run: Recorder) -> PowerAnalysis:
     """Plan the test of the reported samples; write and print the result. Nothing is quantized.
 
     Raises:
-        ConfigError: the task's metric is not a share of hits, so its variance is unknown, or the
-            samples are not independent.
-        PtqError: network or samples cannot be read, or do not fit each other.
+        ConfigError: the spread of the task's metric is known only after a run, or the samples are
+            not independent.
+        PtqError: network or samples cannot be read, or do not fit each other or the task.
     """
     config = settings.config
     data, network = load_data_and_network(settings)

@@ -55,10 +55,10 @@ class DiagnosisResult(RunResult):
     """Measurements, findings, and the outcomes of the changes to try.
 
     Attributes:
-        compared: the tensors of the file, compared with those of FP32.
+        compared: the tensors of the file, compared with those of the network before quantization.
         findings: all findings, including those without an effect on accuracy.
-        outcomes: the outcomes, the best first, see `outcomes.attempt`. The removal of outlying
-            calibration samples comes first if it helps, else last.
+        outcomes: the outcomes of the changes, the best first, see `outcomes.attempt`. The removal
+            of outlying calibration samples comes first if it helps, else last.
         before: the outcome of the unchanged settings.
         halves: the outcomes with only weights or only activations rounded; None if the file does
             not give its weights.
@@ -100,7 +100,7 @@ class DiagnosisResult(RunResult):
 
     @property
     def reasons(self) -> list[Finding]:
-        """The findings that cost accuracy: certain ones first, then by the gain of their change."""
+        """The findings that cost accuracy: certain ones first, then by gain, the largest first."""
 
         def rank(finding: Finding) -> float:
             answer = self.answer(finding)
@@ -147,9 +147,9 @@ class DiagnosisResult(RunResult):
 
     @property
     def _best_gains_most(self) -> bool:
-        """Whether no other change gains more dB.
+        """Whether no other change that helps gains more dB than `best`.
 
-        One may, because the removal of outliers comes first if it helps.
+        Another may gain more, because the removal of outliers comes first if it helps.
         """
         assert self.best is not None
         helping = [outcome.won_db for outcome in self.outcomes if outcome.helps]
@@ -162,7 +162,7 @@ class DiagnosisResult(RunResult):
     def summary(self) -> str:
         """Return the faults and the best change in one line.
 
-        Without outcomes of changes, all findings are named, and the costs of the halves.
+        Without outcomes of changes, the line names all findings and the costs of the halves.
         """
         if not self.outcomes:
             names = ", ".join(finding.name for finding in self.findings) or "no single cause"

@@ -107,7 +107,9 @@ class Breakdown:
         return f"{first} {second}."
 
     def to_metrics(self, infix: str) -> dict[str, float]:
-        """Return times summed by kind and by operator, and the saved time, by name.
+        """Return the times of conversions, of integer and float nodes, and of each operator.
+
+        The saved time is a metric, too. All keys are metric names without the prefix `profile/`.
 
         Args:
             infix: part of each name, which tells batch sizes apart.

@@ -27,8 +27,10 @@ def analyse(settings: Settings, folder: Path, run: Recorder) -> ProfileResult:
         settings: the run's settings; `latency` sets repeats, threads and batch size.
 
     Raises:
-        UnsupportedError: the framework does not report times, or cannot take a setting.
-        PtqError: network or samples cannot be read, or do not fit each other.
+        UnsupportedError: the framework does not report times, or cannot take the settings or the
+            network.
+        PtqError: network or samples cannot be read, or do not fit each other or the settings; or
+            quantization fails.
     """
     timing = settings.config.latency
     settings.quantizer.resolve()
