@@ -78,7 +78,9 @@ def run_alone(asked: RunConfig, folder: Path, overrides: Sequence[str]) -> "Sing
 
 
 def run_in_sweep(asked: RunConfig, folder: Path, hydra: HydraConf) -> "RunRecord":
-    """Run as a child of the sweep's parent run; record a wrong setting as a failed run, and raise.
+    """Run a job as a child of the sweep's parent run.
+
+    A wrong setting is recorded as a failed run, and then raised.
 
     Args:
         asked: the settings, not checked yet.
@@ -179,7 +181,7 @@ def run_recorded(
         varied: the settings that vary in the sweep, for the run's name.
 
     Raises:
-        PtqError, OSError: the settings are wrong; the run is recorded as failed.
+        PtqError, OSError: a setting or an input is wrong; the run is recorded as failed.
         Exception: the job fails, by any error; the run is recorded as failed.
         TrackingError: another run works in the folder; nothing is recorded.
     """

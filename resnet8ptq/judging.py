@@ -1,12 +1,12 @@
 """Judges quantized files of any program by comparing them with their FP32 network.
 
-    resnet8ptq judge FP32 FILE... DATA              pass or fail, a line for each file
+    resnet8ptq judge FP32 FILE... DATA              a verdict for each file, one a line
     resnet8ptq judge fp32.onnx int8.onnx samples.npz
     resnet8ptq judge fp32.h5 a.onnx b.tflite c.xml data=folder data.root=pictures preprocess=unit
 
 FP32: any network for `resnet8ptq run model.path=`. FILE: .onnx (QDQ, QOperator, dynamic,
-weights in blocks, float16), .tflite, OpenVINO's .xml with its .bin, ExecuTorch's .pte, torch's
-.pt2.
+weights in blocks, float16), .tflite, OpenVINO's .xml with its .bin or a .zip of both,
+ExecuTorch's .pte, torch's .pt2.
 All files run on the same samples. Their loss against FP32 is judged as in a sweep
 (docs/verdict.md).
 
@@ -116,10 +116,12 @@ def main(words: Sequence[str]) -> int:
 
     Returns:
         The exit code of the worst verdict, or 1 if the sweep failed without a failed file. Without
-        verdicts, the exit code of the sweep, or 2 if there are no words.
+        verdicts, the exit code of the sweep, or 1 if that is 0. The code is 0 for `--help`, and 2
+        without words.
 
     Raises:
-        ConfigError: a word is wrong or missing. Errors in settings are printed instead.
+        ConfigError: a word is wrong or missing, or the sweep has no runs. Errors in settings are
+            printed instead.
         TrackingError: the sweep cannot be read back.
     """
     if not words or {"-h", "--help"} & {*words}:

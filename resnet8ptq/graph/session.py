@@ -109,10 +109,10 @@ def fit_batch(runners: Sequence[Runner], sample: NDArray[Any]) -> int:
 
 
 def group_by_memory(proto: onnx.ModelProto, names: Sequence[str]) -> list[list[str]]:
-    """Split tensors into groups that, for one sample, fit into a step's memory budget.
+    """Split tensors into groups that fit into a step's memory budget, or hold one large tensor.
 
-    A tensor larger than the budget is a group alone. A step that reads many inner tensors runs the
-    network once for each group.
+    A free axis counts as 1, and a tensor of unknown shape as 0 bytes. A step that reads many inner
+    tensors computes one group at a time.
     """
     sizes = tensor_bytes(proto)
     groups = memory.in_groups([sizes.get(name, 0) for name in names], memory.step())
@@ -123,8 +123,8 @@ def between(proto: onnx.ModelProto, source: str, names: Sequence[str]) -> onnx.M
     """Return the part of a graph that computes tensors from `source` and the graph's inputs.
 
     Args:
-        source: the tensor to start from, which becomes an input if the part reads it; empty to
-            start from the graph's inputs only.
+        source: the tensor to start from; empty to start from the graph's inputs only. An inner
+            tensor becomes an input if the part reads it.
         names: the outputs of the part.
     """
     graph = proto.graph
@@ -163,8 +163,9 @@ def keep_apart(proto: onnx.ModelProto, names: Sequence[str]) -> onnx.ModelProto:
     """Return a copy in which ONNX Runtime fuses no reader of these tensors into their producers.
 
     Fusion changes the last bits of values. ONNX Runtime fuses two nodes only if the tensor between
-    them has a single reader, so a second node reads each tensor. This node's result, the tensor's
-    size, is a further output of the copy. The producer may still be fused with the node before it.
+    them has a single reader and is no output. A second node therefore reads each tensor that is no
+    output yet. This node's result, the tensor's size, is a further output of the copy. The producer
+    may still be fused with the node before it.
     """
     nodes = list(proto.graph.node)
     apart = copy.deepcopy(proto)

@@ -1,6 +1,6 @@
-"""Infers the shapes and types of a graph's tensors, without the values of large constants.
+"""Infers the shapes and types of a graph's tensors, without the values of large initializers.
 
-ONNX's own inference takes and returns the whole model as bytes. For a network of 400 MB, that takes
+ONNX's inference takes and returns the whole model as bytes. For a network of 400 MB, that takes
 several seconds and three copies.
 """
 
@@ -12,7 +12,7 @@ _SMALL = 128  # numbers in the largest constant that keeps its values; shapes ha
 
 
 def infer_shapes(proto: onnx.ModelProto, length: int | None = None) -> onnx.GraphProto:
-    """Return a copy of the graph with inferred shapes; large constants lose their values.
+    """Return a copy of the graph with inferred shapes; large initializers lose their values.
 
     Args:
         length: the size of the inputs' free axes after the batch; None leaves these axes free.

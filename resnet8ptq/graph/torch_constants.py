@@ -24,9 +24,8 @@ _TO_THE_END = 2**31 - 1  # the end of a Slice from which on it means the end of 
 def fix_constants(module: Any, floats: Collection[str]) -> None:
     """Replace modules that read constants at run time by modules with fixed parameters, in place.
 
-    `torch.export` and FX cannot trace onnx2torch's Reshape, Slice and Squeeze, which read their
-    shape, bounds and axes at run time. They cannot trace its Div either, which reads the type of
-    the operands.
+    `torch.export` cannot trace onnx2torch's Reshape, Slice and Squeeze, which read their shape,
+    bounds and axes at run time. FX cannot trace its Div, which reads the type of the operands.
 
     Quantized kernels also need other forms. A constant becomes the second operand of an Add or Mul,
     a Clip with two bounds becomes a Hardtanh, and a MatMul by one constant matrix becomes a Linear.
@@ -86,7 +85,7 @@ def _find_fixed(
 
 
 def _fix_arithmetic(layer: Any, node: Any, constants: Mapping[int, torch.Tensor]) -> None:
-    """Divide by `torch.div`; swap the operands of an Add or Mul whose first one is constant."""
+    """Make a Div call `torch.div`; swap operands of an Add or Mul if only the first is constant."""
     operation = getattr(layer, "math_op_function", None)
     if getattr(operation, "__name__", "") == "_onnx_div":
         layer.math_op_function = torch.div
@@ -287,7 +286,7 @@ def _find_counted(
     if measured is None:
         return None
     source, axis = measured
-    return Fixed(_positions, axis=axis), source
+    return Fixed(_positions, axis=axis, dtype=constants[2].dtype), source
 
 
 def _find_cut(
@@ -376,13 +375,18 @@ def _find_batch(module: Any, size: Any) -> Any:
     Args:
         size: a node of the traced graph.
     """
+    is_alone = False  # whether a node picks one size of the shape
     while (kind := _kind(module, size)) in ("_take", "_select", "OnnxUnsqueezeStaticAxes"):
         layer = module.get_submodule(size.target)
+        is_alone = is_alone or kind != "OnnxUnsqueezeStaticAxes"
         index = layer.indices.tolist() if kind == "_take" else getattr(layer, "index", 0)
         if index not in (0, [0]):
             return None
         size = size.args[0]
-    if kind != "OnnxShape" or module.get_submodule(size.target)._start:
+    if kind != "OnnxShape":
+        return None
+    layer = module.get_submodule(size.target)
+    if layer._start or not (is_alone or layer._end == 1):
         return None
     return size.args[0]
 
@@ -444,12 +448,12 @@ def _squeeze(values: torch.Tensor, axes: tuple[int, ...] | None) -> torch.Tensor
     return values.squeeze() if axes is None else values.squeeze(axes)
 
 
-def _positions(values: torch.Tensor, axis: int) -> torch.Tensor:
-    """Return the positions 0, 1, ... along an axis, int64 [size].
+def _positions(values: torch.Tensor, axis: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
+    """Return the positions 0, 1, ... along an axis, [size].
 
     The size stays dynamic in FX, export and tracing.
     """
-    return torch.cumsum(torch.ones_like(_line(values, axis), dtype=torch.int64), 0) - 1
+    return torch.cumsum(torch.ones_like(_line(values, axis), dtype=dtype), 0, dtype=dtype) - 1
 
 
 def _cut(values: torch.Tensor, table: torch.Tensor, axis: int, counted: int) -> torch.Tensor:

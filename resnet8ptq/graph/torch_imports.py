@@ -1,4 +1,4 @@
-"""Imports torchvision and onnx2torch, which may fail with a CPU build of torch."""
+"""Imports torchvision and onnx2torch; both imports may fail with a CPU build of torch."""
 
 import importlib
 import sys
@@ -26,7 +26,7 @@ def import_torchvision() -> None:
     network calls one, torchvision's error says to reinstall torchvision.
 
     Raises:
-        RuntimeError: the import fails for another reason.
+        Exception: the import fails for a reason other than these operators or a missing module.
     """
     try:
         importlib.import_module("torchvision")
@@ -69,7 +69,7 @@ def import_onnx2torch() -> types.ModuleType:
 
 
 def _add_converters() -> None:
-    """Register placeholders for the nodes of `torch_operators`, and two comparisons of opset 16."""
+    """Register a placeholder for nodes of the domain `OWN`, and two comparisons of opset 16."""
     from onnx2torch.node_converters.registry import add_converter, get_converter
     from onnx2torch.utils.common import OperationConverterResult, onnx_mapping_from_node
 

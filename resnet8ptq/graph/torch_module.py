@@ -1,6 +1,6 @@
 """Converts ONNX graphs to torch modules, mostly by onnx2torch, and runs them.
 
-The module also names the ONNX tensors that the nodes of a traced torch module compute.
+`name_tensors` names the ONNX tensors that the nodes of a traced torch module compute.
 """
 
 import copy

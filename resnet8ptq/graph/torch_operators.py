@@ -51,7 +51,7 @@ class Fixed(torch.nn.Module):  # type: ignore[misc]
                 setattr(self, name, value)
 
     def forward(self, *values: torch.Tensor) -> Any:
-        """Return the function's result for the node's inputs."""
+        """Return the function's result for these tensors."""
         settings = {name: getattr(self, name) for name in self.names}
         return self.function(*values, **settings)
 
@@ -76,7 +76,7 @@ class Node:
 
     Attributes:
         sizes: the sizes of the first input, 0 for a free size; empty if unknown or a scalar.
-        depth: the last size of the second input; None if unknown or free.
+        depth: the last size of the second input; None if it is unknown or free, and for a scalar.
         constants: the constant inputs, by index.
         opset: the opset of the graph.
     """
@@ -132,7 +132,7 @@ def find_modules(proto: onnx.ModelProto) -> dict[str, torch.nn.Module]:
 
 
 def _find_depth(node: onnx.NodeProto, sizes: Mapping[str, Sequence[int]]) -> int | None:
-    """Return the last size of a node's second input; None if it is unknown or free."""
+    """Return the value of `Node.depth` for a node."""
     second = sizes.get(input_at(node, 1))
     if not second:
         return None
@@ -146,8 +146,8 @@ def _always(kind: type[Fixed], function: Callable[..., Any]) -> "_Converter":
 def _make_pool(node: Node) -> tuple[Any, list[int]] | None:
     """Return torch's mean over a pool's windows, and the padding that must come before it.
 
-    Returns None for windows that torch's pools lack: dilated, of more than three axes, or padded by
-    `SAME_UPPER` or `SAME_LOWER`.
+    Returns None for windows that torch's `avg_pool` functions lack: dilated, of more than three
+    axes, or padded by `SAME_UPPER` or `SAME_LOWER`.
     """
     kernel = node("kernel_shape")
     rank = len(kernel)
@@ -304,7 +304,7 @@ def _find_pads(node: Node, kernel: Sequence[int]) -> NDArray[np.int64] | None:
 def _conv_transpose(node: Node) -> torch.nn.Module | None:
     """Return a ConvTranspose with unequal padding before and after an axis; None for others.
 
-    The result is also None if `_find_pads` finds no padding.
+    The result is also None with more than three spatial axes, or if `_find_pads` returns None.
     """
     weights = torch.tensor(node.constants[1])
     bias = node.constants.get(2)

@@ -28,10 +28,10 @@ from resnet8ptq.models.sources.contract import Network
 def find_inputs(graph: onnx.GraphProto) -> dict[str, int]:
     """Return the batch axis of each input whose first axis has another meaning and a fixed size.
 
-    The batch size is the first named size among the inputs' first axes, or 1 if none is named. If
-    no input begins with it, the result is empty. The batch axis of an input is its only axis of
-    this size. Exporters fix the batch size of an initial state, so in an input without the named
-    size, the only axis of size 1 is the batch axis.
+    The batch size is the first free size among the inputs' first axes, or 1 if none is free. If no
+    input begins with it, the result is empty. The batch axis of an input is its only axis of this
+    size. Exporters fix the batch size of an initial state, so in an input without the free size,
+    the only axis of size 1 is the batch axis.
     """
     shapes = {}
     firsts = []  # the size, or the name of a free size, of each input's first axis

@@ -108,7 +108,8 @@ def _inline(model: ir.Model, output: str, key: str) -> None:
 def _short_names(graph: ir.Graph) -> Iterator[str]:
     """Yield short names that the graph does not have.
 
-    Without them, each level of nested branches would lengthen the names of its tensors.
+    They replace names longer than `_LONGEST`, because each level of nested branches lengthens the
+    names of its tensors.
     """
     used: set[str | None] = set(graph.initializers)
     for node in graph:

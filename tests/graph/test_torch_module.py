@@ -580,6 +580,30 @@ def test_positions_count_along_the_last_axis_of_a_part_of_a_shape(part):
     assert torch.equal(result, torch.arange(5.0).expand(2, 3, 5))
 
 
+def test_positions_have_the_type_of_their_range():
+    """As torch exports `arange(n, dtype=torch.float32)`."""
+    proto = onnx.parser.parse_model(
+        f"""{HEAD} network (float[N, M] x) => (float[N] y)
+        <int64 last = {{1}}, float zero = {{0}}, float one = {{1}}>
+        {{ sizes = Shape(x)  size = Gather(sizes, last)  floats = Cast <to = 1> (size)
+           numbers = Range(zero, floats, one)  y = MatMul(x, numbers) }}"""
+    )
+    module = to_torch_module(proto)
+    program = export(module, Example((torch.ones(1, 3),), (False,)))
+    for computed in (torch.fx.symbolic_trace(module), program.module()):
+        assert computed(torch.ones(2, 3)).tolist() == [3, 3]
+
+
+def test_a_whole_shape_is_no_batch_size():
+    proto = onnx.parser.parse_model(
+        f"""{HEAD} network (float[N, 3] x) => (float[N, 3, 2] y)
+        <float[2] values = {{4, 5}}, int64[1] two = {{2}}>
+        {{ sizes = Shape(x)  full = Concat <axis = 0> (sizes, two)  y = Expand(values, full) }}"""
+    )
+    result = to_torch_module(proto)(torch.ones(2, 3))
+    assert torch.equal(result, torch.tensor([4.0, 5]).expand(2, 3, 2))
+
+
 def test_a_reduction_with_an_empty_list_of_axes_is_unsupported():
     proto = onnx.parser.parse_model(
         """<ir_version: 8, opset_import: ["" : 18]>
