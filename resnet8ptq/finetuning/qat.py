@@ -72,8 +72,8 @@ def fine_tune(
     after the last complete epoch.
 
     Args:
-        dataset: the data set; training uses its training samples without those of `held_out`, and
-            without copies of test samples.
+        dataset: the data set; training uses its training samples, without those that `leave_out`
+            finds in `held_out` or among the test samples.
         calibration: calibration samples for the initial ranges.
         held_out: held-out training samples for the choice of the epoch.
         log_point: called with each point of the curves, including points from the cache.
@@ -81,8 +81,10 @@ def fine_tune(
     Raises:
         UnsupportedError: the calibration method gives no ranges; or see
             `simulation.network.build_student`.
-        ConfigError: `device` is `cuda`, and torch sees no GPU; or see `find_float_nodes`.
-        QuantizationError: the loss is NaN or infinite, or no node is left to quantize.
+        ConfigError: `device` is `cuda`, and torch sees no GPU; or see `find_float_nodes` and
+            `cache.entry`.
+        QuantizationError: the training loss is NaN or infinite, or no node is left to quantize; or
+            see `Activations.find_around`.
     """
     from resnet8ptq.simulation.device import find_device
 

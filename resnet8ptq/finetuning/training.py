@@ -83,10 +83,10 @@ class Trainer:
         """Train the student and restore its best state; return the number of epochs and the curves.
 
         The best state has the smallest loss on held-out samples; it may be the untrained one.
-        Epochs and curves include those before an interruption.
+        Only complete epochs count. Epochs and curves include those before an interruption.
 
         Raises:
-            QuantizationError: the loss is NaN or infinite.
+            QuantizationError: the loss on a training batch is NaN or infinite.
         """
         torch.set_num_threads(self.threads)
         optimizer = self._optimizer()
@@ -187,7 +187,7 @@ class Trainer:
         """Return the loss and the student's logits.
 
         The target is the teacher's output. For a picture, it is the mean of the outputs for the
-        picture and its mirror image, which is more accurate.
+        picture and its mirror image.
         """
         with torch.no_grad():
             target = self.teacher(images)

@@ -58,7 +58,7 @@ def attention_products(graph: onnx.GraphProto) -> dict[str, onnx.NodeProto]:
 
 
 def find_attention(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
-    """Return attention's products and the operators of `_WHOLE`; empty without attention."""
+    """Return attention's products and the nodes of `_WHOLE`, in graph order."""
     links = Links(graph)
     outputs = _find_products(graph)
 
@@ -93,8 +93,9 @@ def left_by_attention(graph: onnx.GraphProto, products: bool = False) -> list[on
 
     Sums and normalizations have outliers in few channels, which leave few 8-bit levels for the
     other channels (Bondarenko et al., "Understanding and Overcoming the Challenges of Efficient
-    Transformer Quantization", EMNLP 2021). Layers with weights do nearly all of the work. They stay
-    quantized, with the Relu or Clip fused into them, and so do embedding tables.
+    Transformer Quantization", EMNLP 2021). The nodes of `LAYERS` with constant weights do nearly
+    all of the work. They stay quantized, with the Relu or Clip fused into them, and so do embedding
+    tables.
 
     Args:
         products: whether the nodes of `find_attention` are quantized too.

@@ -1,8 +1,8 @@
-"""Finds embedding tables (each a Gather of constant rows), and rounds their rows to 8 bits.
+"""Finds embedding tables, whose rows a Gather looks up, and rounds the rows to 8 bits.
 
-A table holds most of the weights of a small text network, and each sample reads few rows. The rows
-are therefore stored in 8 bits and dequantized after the lookup. ONNX Runtime's quantizer would
-dequantize the whole table for every batch.
+A table may hold most of the weights of a small text network, and each sample reads few rows. The
+rows are therefore stored in 8 bits and dequantized after the lookup. In the QDQ format, ONNX
+Runtime would dequantize the whole table for every batch.
 """
 
 import numpy as np
@@ -39,7 +39,7 @@ def find_tied(graph: onnx.GraphProto) -> list[tuple[onnx.NodeProto, onnx.NodePro
     """Return each table's Gather with each product whose weights equal the table or its transpose.
 
     Many text networks tie their embedding to their last product. Table and product are rounded
-    along different axes, so a quantized file stores the weights twice.
+    separately, so a quantized file stores the weights twice.
     """
     constants = Links(graph).constants
     products = [node for node in graph.node if node.op_type in ("Gemm", "MatMul")]

@@ -14,10 +14,11 @@ from resnet8ptq.graph.shapes import infer_shapes
 def tensor_bytes(proto: onnx.ModelProto, length: int | None = None) -> dict[str, int]:
     """Return the bytes of the inputs and of each computed tensor, by name.
 
-    A free axis counts as 1. Tensors of unknown shape are left out.
+    A size that is not known counts as 1. Tensors with an unknown number of axes are left out.
 
     Args:
-        length: the size of the inputs' free axes after the batch, such as the number of tokens.
+        length: the size of the inputs' free axes after the batch, such as the number of tokens;
+            None if it is not known.
     """
     graph = infer_shapes(proto, length)
     constants = Links(graph).constants

@@ -23,9 +23,9 @@ MOVING = ("Identity", "Flatten", "Reshape", "Squeeze", "Transpose", "Unsqueeze")
 def weight_layers(graph: onnx.GraphProto) -> dict[str, onnx.NodeProto]:
     """Return the nodes of `LAYERS` whose second input is constant, by a short unique name.
 
-    For example, `model_1/conv2d_1/BiasAdd` becomes `conv2d_1`. The name lacks the first parts that
-    all names share, and the last parts that it does not need to be unique. A product with a vector
-    has no output channels, so it is not a layer.
+    For example, `model_1/conv2d_1/BiasAdd` may become `conv2d_1`. The name lacks the first parts
+    that all names share, and the last parts that it does not need to be unique. A product with a
+    vector has no output channels, so it is not a layer.
     """
     constants = Links(graph).constants
     layers = []
@@ -66,7 +66,7 @@ def short_names(nodes: Sequence[onnx.NodeProto]) -> list[str]:
 
 
 def _count_shared(names: Sequence[Sequence[str]]) -> int:
-    """Return how many first parts all names share; 0 if no part of the shortest one differs."""
+    """Return how many first parts all names share; 0 if one name is the beginning of all."""
     for index, parts in enumerate(zip(*names, strict=False)):
         if len(set(parts)) > 1:
             return index
@@ -173,7 +173,7 @@ def find_offset_clips(graph: onnx.GraphProto) -> list[str]:
 def integer_nodes(proto: onnx.ModelProto) -> list[str]:
     """Return the names of the nodes whose first input or an output is known not to be float32.
 
-    Nodes that read tokens are an example. Constants do not count.
+    An example is a Cast of tokens to float. Initializers do not count.
     """
     inferred = infer_shapes(proto)
     integers = set()
@@ -238,8 +238,8 @@ def constant_pads(graph: onnx.GraphProto) -> Iterator[tuple[onnx.NodeProto, bool
 def find_cuts(graph: onnx.GraphProto) -> dict[int, str]:
     """Return each tensor that cuts the graph in two, by the index of the last node before the cut.
 
-    The nodes after a cut need only its tensor, constants, and tensors that depend on no layer, such
-    as a mask. Such tensors are cheap to compute again.
+    The nodes after a cut need only its tensor, constants, and tensors that depend on no node of
+    `LAYERS`, such as a mask.
     """
     computed = set(input_names(graph))
     last = find_last_readers(graph)
@@ -268,7 +268,7 @@ def find_cuts(graph: onnx.GraphProto) -> dict[int, str]:
 def fused_activations(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
     """Return each Relu and Clip that is the only reader of its input.
 
-    Frameworks compute such a node in the kernel of the layer before it, so both are quantized
+    Behind a layer, frameworks can compute such a node in the layer's kernel, so both are quantized
     together.
     """
     links = Links(graph)

@@ -85,7 +85,10 @@ class Links:
         return list(reader.input).count(name) > 1
 
     def only_reader(self, name: str) -> onnx.NodeProto | None:
-        """Return the only node that reads a tensor; None without one, or if it is an output."""
+        """Return the only node that reads a tensor.
+
+        Returns None if several nodes or none read the tensor, or if it is an output of the graph.
+        """
         readers = self._readers.get(name, {})
         if len(readers) != 1 or name in self.outputs:
             return None

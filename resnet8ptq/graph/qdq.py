@@ -118,7 +118,7 @@ def rounded_activations(
 ) -> list[RoundedActivation]:
     """Return the tensors of `fp32` that are rounded at inference, in the order of `quantized`.
 
-    A tensor without exactly one stored scale and zero point is left out.
+    A tensor is left out unless it has one stored scale and one stored zero point.
     """
     links = Links(fp32)
     quantized_links = Links(quantized)
@@ -190,8 +190,8 @@ def with_activations_rounded(
 ) -> onnx.ModelProto:
     """Return a copy of the FP32 network in which only these activations are rounded.
 
-    The output of a Softmax stays exact even so. Activations are rounded in float arithmetic,
-    because with QuantizeLinear ONNX Runtime would round weights too.
+    The output of a Softmax stays exact even if it is among `tensors`. The rounding is float
+    arithmetic, because with QuantizeLinear ONNX Runtime might round weights too.
     """
     rounded = copy.deepcopy(proto)
     graph = rounded.graph

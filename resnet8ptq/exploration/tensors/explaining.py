@@ -1,7 +1,8 @@
 """Explains the error of one layer, such as by wrong weights, a clipped range or a wrong scale.
 
-Most explanations are simple changes of the exact values. A change of bias, range or step must
-remove half of the noise. A scale, a constant or an order must leave less than a tenth of it.
+Most explanations are simple changes of the exact values. FP32's bias, or rounding to the file's
+levels, must explain more than half of the noise. A scale, a constant or an order must leave less
+than a tenth of it.
 """
 
 from dataclasses import dataclass
@@ -28,10 +29,12 @@ OFF = 0.05  # distance from 1 up to which a factor does not count
 
 @dataclass(frozen=True)
 class LayerExplanation:
-    """The kind of a layer's fault, see `step_table`, and the measurement in words.
+    """The cause of a layer's error.
 
-    The kind is empty if the layer has no fault, such as for an error of rounding. A certain fault,
-    which the file's constants show, counts even if it costs little.
+    Attributes:
+        kind: the kind of fault, see `step_table`; empty without a fault, such as for rounding.
+        words: the measurement in words.
+        certain: whether the fault counts even if it costs little.
     """
 
     kind: str
@@ -40,7 +43,7 @@ class LayerExplanation:
 
 
 def find_least_db(dtype: str) -> float:
-    """Return the least SQNR, in dB, of weights that are only rounded to a dtype.
+    """Return the SQNR, in dB, below which weights of a dtype count as wrong.
 
     >>> find_least_db("int8"), find_least_db("int2")
     (15.0, 1.0)
@@ -61,13 +64,13 @@ def explain(
     """Return the explanation of a layer's error.
 
     Args:
-        exact, actual: the layer's output [samples, channels, ...] in FP32 and in the file, both for
-            the file's inputs.
-        levels: the levels of this tensor in the file; None if the file does not round it.
+        exact, actual: the layer's output [samples, ...] in FP32 and in the file, both computed from
+            the file's tensors before it. The channels lie along axis 1 or the last axis.
+        levels: the levels of the output in the file; None if the file does not round it.
         weights: the layer's weights [channels, ...] in FP32 and in the file; None if they are not
             known.
         biases: the layer's biases [channels] in FP32 and in the file; None if they are not known.
-        fp32: the layer's output in FP32 for FP32's own inputs; by default `exact`.
+        fp32: the layer's output in FP32, computed from FP32's own tensors; by default `exact`.
         least_db: the SQNR below which weights are wrong, see `find_least_db`.
     """
     # Values that are lost need no further explanation
@@ -125,7 +128,7 @@ def explain(
 
 
 def _find_change(exact: Array, actual: Array) -> LayerExplanation | None:
-    """Return the factor, shift or order of channels that explains the error; None if none does."""
+    """Return an explanation by a factor, a constant or an order of channels; None if none fits."""
     for axis in dict.fromkeys((1, exact.ndim - 1)):
         expected = _channels_first(exact, axis)
         got = _channels_first(actual, axis)
@@ -189,13 +192,13 @@ def _find_lost_weights(ours: Array, theirs: Array) -> LayerExplanation | None:
 def _find_rounding(
     exact: Array, actual: Array, levels: Levels, fp32: Array
 ) -> LayerExplanation | None:
-    """Return an explanation if the levels, by ends or step, explain most of the error.
+    """Return an explanation if rounding to the levels explains more than half of the noise.
 
     A range that holds FP32's own values is right, even if an error in an earlier layer pushes
     values beyond it.
 
     Args:
-        fp32: the layer's output for FP32's own inputs.
+        fp32: see `explain`.
     """
     rounded = levels.round(exact)
     if power(actual - rounded) >= power(actual - exact) / 2:

@@ -1,7 +1,7 @@
 """Finds the faults of a quantized file in the comparison of its tensors.
 
 The findings apply to files of any program. For a file that this program quantized,
-`step_table.answer` has the settings against a fault.
+`step_table.answer` returns the settings that may fix a fault.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -35,12 +35,12 @@ NEAR = 0.02  # relative difference of steps that count as equal
 
 @dataclass(frozen=True)
 class Finding:
-    """A fault and the changes against it.
+    """A possible fault and the changes against it.
 
     Attributes:
         tensors: names of the affected tensors or weights, or words such as `FP32`.
-        meaning: the measurement of the first of them, and its meaning.
-        nodes: nodes that avoid the fault if they stay in float.
+        meaning: the measurement on the first of `tensors`, in words.
+        nodes: names of the nodes to leave in float against the fault in the first of `tensors`.
         changes: changes of settings, each of which may fix the fault.
         certain: whether the finding is a fault even if no change helps.
     """
@@ -69,8 +69,9 @@ class Finding:
 
 
 def find_inexact_kernels(compared: TensorComparison) -> list[Finding]:
-    """Report tensors whose values by the kernels differ from those that the file defines.
+    """Report tensors whose values the kernels compute differently from the file's definition.
 
+    The list is empty unless the kernels add much noise to one of them, see `_is_inexact`.
     On x86 CPUs without VNNI, ONNX Runtime adds two products of uint8 and int8 into 16 bits (Intel,
     Intrinsics Guide, _mm256_maddubs_epi16). The largest sum, 2 * 255 * 127, does not fit.
     """
@@ -141,7 +142,10 @@ def find_explained(compared: TensorComparison) -> list[Finding]:
 
 
 def describe_other_weights(compared: TensorComparison) -> str:
-    """Return a cause as text if the weights of most layers are wrong; else empty."""
+    """Return a probable cause if the weights of many layers are wrong; else empty text.
+
+    Many are at least three, and more than a share of `MOST` of the layers with known weights.
+    """
     wrong = []
     for weight in compared.weights:
         if weight.spread.sqnr_db < min(WRONG_DB, find_least_db(weight.rounded.dtype)):
@@ -190,7 +194,10 @@ def _weight_names(weights: Sequence[Weight]) -> tuple[str, ...]:
 
 
 def find_outlier_weight(compared: TensorComparison) -> list[Finding]:
-    """Report weights with values much larger than 99% of the others, also in their channel."""
+    """Report weights with outliers so large that 99% of the values are noisy.
+
+    The channel of the largest value must have outliers too, or fewer than two nonzero values.
+    """
     hit = []
     for weight in sorted(compared.weights, key=lambda weight: weight.spread.bulk_db):
         # Large values that fill a channel are no outliers, see `find_unlike_channels`
@@ -213,7 +220,7 @@ def find_outlier_weight(compared: TensorComparison) -> list[Finding]:
 
 
 def find_outlier_activations(compared: TensorComparison) -> list[Finding]:
-    """Report ranges that outliers make much larger than 99% of the values need.
+    """Report ranges that outliers make so large that 99% of the values are noisy.
 
     Outliers in a few channels are one kind of finding, all others are another.
     """
@@ -248,9 +255,9 @@ def find_outlier_activations(compared: TensorComparison) -> list[Finding]:
 
 
 def _outlier_channels(tensor: ComparedTensor) -> list[int]:
-    """Return the few channels that reach far beyond all others, the largest first.
+    """Return channels that reach far beyond most others, the largest first.
 
-    A share of at most `FEW_CHANNELS` of the channels counts as few.
+    The list has at most a share of `FEW_CHANNELS` of the channels.
     """
     peaks = np.abs(tensor.channels[:2]).max(axis=0)  # of the values that FP32 computes
     most = int(FEW_CHANNELS * len(peaks))
@@ -263,7 +270,7 @@ def _outlier_channels(tensor: ComparedTensor) -> list[int]:
 
 
 def find_unlike_inputs(compared: TensorComparison) -> list[Finding]:
-    """Report the Concats and Adds with one scale for inputs of very different ranges."""
+    """Report the Concats and Adds whose one scale makes a much smaller input noisy."""
     small = []
     for tensor in compared.tensors:
         largest = max((part.reach for part in tensor.parts.values()), default=0.0)
@@ -290,7 +297,7 @@ class _SmallInput:
     """An input of a Concat or Add with much smaller values than another input.
 
     Attributes:
-        part: the values of the input, rounded with the step of `tensor`.
+        part: the values of the input, with the noise of rounding them with the step of `tensor`.
         largest: the largest reach of the inputs, see `Spread.reach`.
     """
 
@@ -301,7 +308,7 @@ class _SmallInput:
 
 
 def find_unused_range(compared: TensorComparison) -> list[Finding]:
-    """Report ranges, of noisy tensors or the costliest, of which the values use a small part.
+    """Report tensors whose values use a small part of their range, if noisy or the costliest.
 
     Ranges that the format fixes are one kind of finding, all others are another.
     """
@@ -415,7 +422,7 @@ def to_entries(findings: Iterable[Finding]) -> list[dict[str, object]]:
 
 
 def name_tensors(findings: Iterable[Finding]) -> set[str]:
-    """Return the names of all tensors and weights of some findings."""
+    """Return the names that the findings list as `tensors`."""
     names: set[str] = set()
     for finding in findings:
         names.update(finding.tensors)

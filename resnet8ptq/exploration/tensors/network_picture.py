@@ -55,7 +55,7 @@ class Box:
     """A layer, or a block of them, with its measurements.
 
     Attributes:
-        nodes: the nodes of the graph, in order.
+        nodes: the nodes in the box.
         tensors: the matched tensors that the nodes compute.
         after: indices of the boxes that this box reads.
         faults: names of the findings in the box.
@@ -306,7 +306,7 @@ def _line(source: Box, target: Box) -> str:
 
 
 def to_node_data(compared: TensorComparison) -> dict[str, Any]:
-    """Return the SQNR of each layer alone, in the node data format of Model Explorer.
+    """Return the SQNR of matched layers alone, in the node data format of Model Explorer.
 
     Model Explorer finds the nodes of an ONNX file by their names, and those of a TFLite file by
     their outputs. A viewer shows the values on FP32's graph, and on a quantized graph that keeps
@@ -328,8 +328,8 @@ def to_node_data(compared: TensorComparison) -> dict[str, Any]:
 def time_nodes(quantizer: Quantizer, path: Path, split: Split) -> dict[str, float]:
     """Return the time of the file's nodes in ms for one sample, by name.
 
-    The dict is empty if the framework does not time nodes. The suffix that ONNX Runtime adds to the
-    name of a moved node is removed.
+    The dict is empty if the framework does not time nodes. A suffix that ONNX Runtime adds to make
+    a name unique is removed.
     """
     times: dict[str, float] = {}
     sample = split.inputs(np.arange(1))

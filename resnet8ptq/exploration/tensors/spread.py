@@ -84,8 +84,10 @@ class Noise:
 class Spread:
     """Histogram of values by magnitude, with an octave for each bin, such as [0.5, 1).
 
+    Zeros, subnormals, infinities and NaN are in no bin.
+
     Attributes:
-        counts: number of values in each bin; zeros, subnormals, infinities and NaN are left out.
+        counts: number of values in each bin.
         signal, noise: sums of squares in each bin, of the values and of the errors of rounding.
         low, high: the smallest and the largest of all values.
     """
@@ -142,7 +144,7 @@ class Spread:
 
     @property
     def sqnr_db(self) -> float:
-        """SQNR of the rounded values in dB."""
+        """SQNR of the rounded values in all bins, in dB."""
         return to_db(float(self.signal.sum()), float(self.noise.sum()))
 
     @property

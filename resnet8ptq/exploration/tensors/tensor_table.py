@@ -98,7 +98,7 @@ def to_csv(compared: TensorComparison) -> str:
 
 
 def to_document(compared: TensorComparison, faults: Sequence[Finding]) -> dict[str, Any]:
-    """Return the comparison as a JSON document; numbers that are not finite are null."""
+    """Return tensors and findings as a JSON document; numbers that are not finite are null."""
     lost = compared.first_lost
     lost_name = None if lost is None else lost.name
     return {
@@ -134,7 +134,7 @@ def find_costliest(compared: TensorComparison) -> list[ComparedTensor]:
 
 
 def note(compared: TensorComparison) -> str:
-    """Return the meaning of the columns, and the numbers of tensors and samples, in words."""
+    """Return the meaning of the SQNR columns, and the numbers of tensors and samples, in words."""
     return (
         "alone: the layer's own error, computed from the file's tensors before it; so far: with "
         f"theirs. {len(compared.tensors)} tensors matched, {compared.unmatched} of FP32 not; "
@@ -148,7 +148,7 @@ def print_table(
     title: str,
     console: Console | None = None,
 ) -> None:
-    """Print the noisiest tensors, the meaning of the columns, the findings, and a summary."""
+    """Print the noisiest tensors, the text of `note`, the findings, and a summary."""
     console = consoles.stdout(console, 130)
     Table(COLUMNS, find_costliest(compared), title).print(console)
     consoles.say(console, note(compared))
