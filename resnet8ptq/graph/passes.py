@@ -83,11 +83,10 @@ def rename(names: Mapping[str, str]) -> Pass:
 
 
 def name_inner_tensors(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """Return the model with other names for inner tensors that are named like an outer one.
+    """Return the model with other names for inner tensors that hide an outer one of the same name.
 
-    ONNX's checker accepts such names of inner inputs and constants; in the inner graph, they refer
-    to the inner tensor. A model without inner graphs is returned unchanged; any other `proto` must
-    not be used afterwards.
+    ONNX's checker accepts this for inner inputs and constants. A model without inner graphs is
+    returned unchanged; any other `proto` must not be used afterwards.
     """
     graphs = (onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS)
     for node in proto.graph.node:
