@@ -103,11 +103,11 @@ class Trainer:
         return state.epoch, state.points
 
     def _optimizer(self) -> torch.optim.Adam:
-        """Return Adam with the learning rate of each tensor scaled by its root mean square.
+        """Return Adam with a `unit` for each tensor, its root mean square, to scale the rate.
 
         With raw pixels and folded batch normalization, the weights of the first layer may be a
-        hundred times smaller than others. LAMB (ICLR 2020) scales by the norm instead. The rate of
-        `log_growth`, a logarithm, is not scaled.
+        hundred times smaller than others. LAMB (ICLR 2020) scales by the norm instead. The unit of
+        `log_growth`, a logarithm, is `RANGE_RATE`, and that of zeros is 1.
         """
         groups = []
         for name, values in self.student.named_parameters():
@@ -201,7 +201,7 @@ class Trainer:
     def _validate(self, state: _State) -> None:
         """Add held-out loss and accuracy to the curves; keep the student with the smallest loss.
 
-        If the labels are not classes, the classes that the teacher predicts stand in for them.
+        Without labels that are classes, the classes that the teacher predicts stand in for them.
         """
         # Sum over batches, because a batch may be smaller than the others
         right = 0

@@ -93,9 +93,9 @@ def left_by_attention(graph: onnx.GraphProto, products: bool = False) -> list[on
 
     Sums and normalizations have outliers in few channels, which leave few 8-bit levels for the
     other channels (Bondarenko et al., "Understanding and Overcoming the Challenges of Efficient
-    Transformer Quantization", EMNLP 2021). The nodes of `LAYERS` with constant weights do nearly
-    all of the work. They stay quantized, with the Relu or Clip fused into them, and so do embedding
-    tables.
+    Transformer Quantization", EMNLP 2021). The nodes of `LAYERS` with a constant second input do
+    nearly all of the work. They stay quantized, with the Relu or Clip fused into them, and so do
+    embedding tables.
 
     Args:
         products: whether the nodes of `find_attention` are quantized too.

@@ -358,7 +358,7 @@ def channel_axis(node: onnx.NodeProto) -> int:
 
 
 def _shorten(tail: list[str], counts: Mapping[tuple[str, ...], int]) -> str:
-    """Return the shortest unique beginning of a name, with its parts joined by dots.
+    """Return the shortest unique beginning of a name, or else the whole name, joined by dots.
 
     Args:
         counts: the number of names with each beginning.

@@ -180,7 +180,7 @@ def store(constant: ir.Value, tensor: onnx.TensorProto) -> None:
 
 
 def replace(old: ir.Value, new: ir.Value) -> None:
-    """Replace a tensor by another for all readers; an output's name, type and shape stay."""
+    """Replace a tensor by another for all readers; a graph output keeps name, type and shape."""
     is_output = old.is_graph_output()
     old.replace_all_uses_with(new, replace_graph_outputs=True)
     if is_output:

@@ -1,4 +1,4 @@
-"""Explains the error of one layer, such as by wrong weights, a clipped range or a wrong scale.
+"""Explains the error of one layer, for example by wrong weights, a clipped range or a wrong scale.
 
 Most explanations are simple changes of the exact values. FP32's bias, or rounding to the file's
 levels, must explain more than half of the noise. A scale, a constant or an order must leave less
@@ -143,7 +143,8 @@ def _find_bias(exact: Array, actual: Array, ours: Array, theirs: Array) -> Layer
     """Return an explanation if FP32's bias would remove more than half of the noise.
 
     A different bias alone is not a fault, because a quantizer may correct it for the rounding of
-    the weights. Where FP32 or the file has a zero, a ReLU after the layer may hide the bias.
+    the weights. Values that are 0 in FP32 or in the file do not count, because a ReLU after the
+    layer may have cut them.
     """
     if exact.ndim < 2:
         return None
@@ -259,7 +260,8 @@ def _find_factor(exact: Matrix, actual: Matrix, few: int = FEW) -> LayerExplanat
 def _find_shift(exact: Matrix, actual: Matrix) -> LayerExplanation | None:
     """Return an explanation if the values differ by one constant in each channel.
 
-    Where FP32 or the file has a zero, a ReLU after the layer may hide the constant.
+    Values that are 0 in FP32 or in the file do not count, because a ReLU after the layer may have
+    cut them.
     """
     seen = (exact != 0) & (actual != 0)
     counts = np.maximum(seen.sum(axis=1), 1)
@@ -301,7 +303,7 @@ def _find_order(exact: Matrix, actual: Matrix, few: int = FEW) -> LayerExplanati
 
 
 def _worst_channels(exact: Matrix, actual: Matrix) -> list[int]:
-    """Return the channels with nine tenths of the noise, at most `NAMED`, the worst first."""
+    """Return the worst channels, up to nine tenths of the noise, at most `NAMED`, in order."""
     noise = np.square(actual - exact).sum(axis=1)
     order = np.argsort(-noise, kind="stable")
     count = int(np.searchsorted(np.cumsum(noise[order]), (1 - LEFT) * noise.sum())) + 1

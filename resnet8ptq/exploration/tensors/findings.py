@@ -270,7 +270,7 @@ def _outlier_channels(tensor: ComparedTensor) -> list[int]:
 
 
 def find_unlike_inputs(compared: TensorComparison) -> list[Finding]:
-    """Report the Concats and Adds whose one scale makes a much smaller input noisy."""
+    """Report the Concats and Adds whose single scale makes a much smaller input noisy."""
     small = []
     for tensor in compared.tensors:
         largest = max((part.reach for part in tensor.parts.values()), default=0.0)

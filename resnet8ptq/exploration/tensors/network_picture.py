@@ -174,7 +174,7 @@ def find_boxes(proto: onnx.ModelProto, operators: Mapping[str, str]) -> list[Box
     """Return the layers in the order of execution, each with the boxes that it reads.
 
     Nodes that compute no float tensor are left out. A node of `_JOINS`, such as a Relu, is part of
-    the layer before it if nothing else reads that layer's output.
+    the layer before it if it reads no other layer, and nothing else reads that layer's output.
     """
     boxes: list[Box] = []
     made: dict[str, set[int]] = {}  # for each tensor, the boxes that it depends on directly
