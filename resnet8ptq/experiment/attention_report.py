@@ -15,10 +15,11 @@ log = logging.getLogger(__name__)
 def log_attention(config: QuantizationConfig, graph: onnx.GraphProto) -> None:
     """Log the operators left in float because of attention; warn about ranges stretched by a mask.
 
-    The function does nothing for a float dtype, or for a network without attention. If the backend
-    chooses the operators itself, the function logs at most that `attention` has no effect.
+    The function does nothing for a float dtype, for `method=weight_only`, or for a network without
+    attention. If the backend chooses the operators itself, the function logs at most that
+    `attention` has no effect.
     """
-    if config.dtype.is_float or not find_attention(graph):
+    if config.computes_in_float or not find_attention(graph):
         return
     backend = config.backend
     if not backend.descriptor.operators:

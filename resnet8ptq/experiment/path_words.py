@@ -109,9 +109,10 @@ def _check_one(named: str, keyed: Sequence[str]) -> None:
 
 
 def _say_default_network(typed: Sequence[Override]) -> None:
-    """Print which network is scored if the user names data, but no network that fits them.
+    """Print which network is scored if the user names data, but no network.
 
-    Without this line, only a void verdict would show that `model.path` is missing.
+    Without this line, only a void verdict would show that `model.path` is missing. Data with a
+    network of their own need no such line.
     """
     chosen = {override.key_or_group: override for override in typed}
     own = {key for key in chosen if key in (*_NETWORK, *_CHOOSES_NETWORK)}
@@ -132,8 +133,8 @@ def _inspects(override: Override) -> bool:
 def _name_path(word: str, before: str, words: Sequence[str]) -> str:
     """Return an existing path without a key as `model.path=` if it is a network, else `data.root=`.
 
-    Any other word is returned unchanged. So is a path whose key is among the words, or that may
-    belong to the word before it.
+    Any other word is returned unchanged, also one that begins with `-` or `~`. So is a path whose
+    key is among the words, or that may belong to the word before it.
 
     Args:
         before: the word before `word`; an option may take `word` as its value.
@@ -222,12 +223,21 @@ def _experiment_names_data(name: str, folders: Sequence[Path | None]) -> bool:
         return True
 
     # An experiment extends the experiments in its defaults
-    content = yaml.safe_load(text) or {}
-    for parent in content.get("defaults") or []:
+    for parent in _read_defaults(text):
         is_other = isinstance(parent, str) and parent != name
         if is_other and _experiment_names_data(parent, folders):
             return True
     return False
+
+
+def _read_defaults(text: str) -> list[Any]:
+    """Return the defaults of an experiment; empty for invalid YAML, which Hydra reports."""
+    try:
+        content = yaml.safe_load(text)
+    except yaml.YAMLError:
+        return []
+    defaults = content.get("defaults") if isinstance(content, dict) else None
+    return defaults if isinstance(defaults, list) else []
 
 
 def _read_experiment(name: str, folders: Sequence[Path | None]) -> str:
@@ -235,7 +245,7 @@ def _read_experiment(name: str, folders: Sequence[Path | None]) -> str:
     for folder in folders:
         path = None if folder is None else folder / "experiment" / f"{name}.yaml"
         if path is not None and path.is_file():
-            return path.read_text("utf-8")
+            return path.read_text("utf-8", errors="replace")
     return ""
 
 

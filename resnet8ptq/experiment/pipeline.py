@@ -168,7 +168,7 @@ def _draw_samples(
 
 
 def _check_dynamic(work: Workspace, prepared: Prepared) -> None:
-    """Check the inputs of layers with dynamic ranges, see `sample_check.check_dynamic`."""
+    """Check the inputs of the quantized layers, see `sample_check.check_dynamic`."""
     proto = onnx.load(prepared.network.onnx_path)
     selection = work.settings.quantizer.select(prepared.decisions)
     layers = find_quantized_layers(proto.graph, selection).values()
@@ -257,6 +257,8 @@ def _float_operators(work: Workspace, prepared: Prepared) -> dict[str, str]:
         return {}
     graph = onnx.load(prepared.network.onnx_path).graph
     known = config.backend.descriptor.find_operators()
+    if config.method == "mixed":
+        known |= config.backend.descriptor.dynamic_operators
     _say_unknown(graph, config.backend.name, known)
     if not keeps_tail(graph, config.float_tail):
         return {}

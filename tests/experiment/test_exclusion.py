@@ -170,6 +170,31 @@ def test_values_that_one_output_has_alone_count_whole(one, other):
     assert noise.square_distance(one, one[np.newaxis]) > 0 or not one.any()
 
 
+def test_tensors_with_the_same_levels_share_a_source():
+    """A Transpose of a Reshape has the levels of the Reshape's input."""
+    nodes = [
+        onnx.helper.make_node("Relu", ["x"], ["a"], "relu"),
+        onnx.helper.make_node("Reshape", ["a", "shape"], ["b"], "reshape"),
+        onnx.helper.make_node("Transpose", ["b"], ["c"], "transpose"),
+        onnx.helper.make_node("Sigmoid", ["c"], ["y"], "sigmoid"),
+    ]
+    fp32 = onnx.helper.make_graph(nodes, "network", [], [])
+    rounded = [*nodes]
+    for name in "abc":
+        rounded += [
+            onnx.helper.make_node("QuantizeLinear", [name, "scale", "zero"], [f"{name}_q"]),
+            onnx.helper.make_node(
+                "DequantizeLinear", [f"{name}_q", "scale", "zero"], [f"{name}_d"]
+            ),
+        ]
+    scale = onnx.numpy_helper.from_array(np.float32(0.1), "scale")
+    zero = onnx.numpy_helper.from_array(np.int8(0), "zero")
+    quantized = onnx.helper.make_graph(rounded, "network", [], [], [scale, zero])
+    [source] = noise.find_sources(fp32, quantized, [])
+    assert [tensor.name for tensor in source.activations] == ["a", "b", "c"]
+    assert source.nodes == ("relu", "reshape", "transpose", "sigmoid")
+
+
 def test_200_samples_cannot_show_a_fifth_of_a_point():
     task, labels = classification.build(("a", "b")), np.arange(2000) % 2
     scores = task.score(Outputs((np.eye(2, dtype=np.float32)[labels],)), Targets(labels))

@@ -174,6 +174,14 @@ def test_an_experiment_of_ones_own_may_name_the_data():
         require_data(words, CONF, own)
 
 
+@pytest.mark.parametrize("text", ["a: [1", "- a", "defaults: 3"])
+def test_a_broken_experiment_is_left_to_hydra(text):
+    own = Path("conf")
+    (own / "experiment").mkdir(parents=True)
+    (own / "experiment" / "mine.yaml").write_text(text)
+    assert complete(["experiment=mine"], CONF, own) == ["experiment=mine"]
+
+
 @pytest.mark.parametrize(
     ("root", "says"),
     [

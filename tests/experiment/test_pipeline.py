@@ -5,6 +5,7 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import ClassVar
 
 import numpy as np
@@ -305,3 +306,20 @@ def test_operators_that_the_backend_never_quantizes_are_named(caplog):
     caplog.set_level("INFO")
     pipeline._say_unknown(graph, "onnx", BACKENDS["onnx"].find_operators())
     assert "in float, as backend=onnx does not quantize them: PRelu 1" in caplog.messages
+
+
+@pytest.mark.parametrize(("method", "said"), [("static", 1), ("mixed", 0)])
+def test_lstms_of_method_mixed_are_not_called_float(method, said, caplog, tmp_path):
+    nodes = [
+        onnx.helper.make_node("LSTM", ["x", "w", "r"], ["h"], "lstm", hidden_size=2),
+        onnx.helper.make_node("Gemm", ["h", "m"], ["y"], "last"),
+    ]
+    constants = [onnx.numpy_helper.from_array(np.ones((2, 2), np.float32), name) for name in "wrm"]
+    graph = onnx.helper.make_graph(nodes, "network", [], [], constants)
+    onnx.save(onnx.helper.make_model(graph), tmp_path / "network.onnx")
+    config = make_config(f"method={method}", "float_tail=false")
+    work = SimpleNamespace(config=config)
+    prepared = SimpleNamespace(network=SimpleNamespace(onnx_path=tmp_path / "network.onnx"))
+    caplog.set_level("INFO")
+    assert pipeline._float_operators(work, prepared) == {}
+    assert caplog.text.count("does not quantize them: LSTM 1") == said

@@ -88,12 +88,13 @@ def find_sources(
 
     # Join tensors that have the same levels
     sources: dict[str, NoiseSource] = {}
+    keys: dict[str, str] = {}  # the key in `sources` of each tensor
     for tensor in qdq.rounded_activations(fp32, quantized):
         node = producers.get(tensor.name)
         key = tensor.name
-        while node is not None and node.op_type in _SAME_LEVELS and node.input[0] in sources:
-            key = node.input[0]
-            node = producers.get(key)
+        if node is not None and node.op_type in _SAME_LEVELS:
+            key = keys.get(node.input[0], key)
+        keys[tensor.name] = key
         source = NoiseSource(tensor.nodes, (), (tensor,))
         if key in sources:
             source = _join([sources[key], source])
