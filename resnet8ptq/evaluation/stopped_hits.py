@@ -1,4 +1,4 @@
-"""Hits of a run that may stop early (`evaluate.stop=decided`), and the plan of its test.
+"""Hits of a model whose scoring may stop early, and the plan of the test.
 
 A task only declares that its test is `sequential`; it does not depend on this module.
 """
@@ -76,11 +76,11 @@ class StoppedHits(SampleValues):
         return self.hits.losses(baseline)
 
     def by_class(self, baseline: SampleValues, classes: int) -> list[float]:
-        """Return 1 for each class, because the plan does not correct tests of single classes."""
+        """Return a p-value of 1 by class, because the plan corrects no tests of single classes."""
         return [1.0] * classes
 
     def found_by_class(self, baseline: SampleValues, classes: int, level: float) -> list[float]:
-        """Return the loss on each class that a test detects, see `Hits.found_by_class`."""
+        """Return the detectable loss on each class with samples, see `Hits.found_by_class`."""
         assert isinstance(baseline, Hits)
         return self.hits.found_by_class(baseline, classes, level)
 
@@ -102,7 +102,7 @@ def find_outcome(comparison: Comparison) -> str:
 
 
 def read_pair(test: PairedTest, arrays: Arrays) -> Paired:
-    """Return the values in `predictions.npz`, with the plan of a run that may stop early.
+    """Return the values in `predictions.npz` or `choice.npz`, with the plan if the file has one.
 
     Raises:
         KeyError, ValueError: the arrays are those of another task, or damaged.
@@ -119,7 +119,11 @@ def read_pair(test: PairedTest, arrays: Arrays) -> Paired:
 
 
 def _read_plan(array: Array, seen: int) -> StoppingPlan:
-    """Return the plan from a stored array; raise `ValueError` if the array is not a plan."""
+    """Return the plan from a stored array.
+
+    Raises:
+        ValueError: the array is not a plan, or its plan has no analysis after `seen` samples.
+    """
     if array.shape != (3,) or array.dtype != np.float64 or not np.isfinite(array).all():
         raise ValueError("not a plan")
     total, limit, level = array.tolist()

@@ -116,15 +116,14 @@ class Paths:
 
 
 def find_files(benchmark: BenchmarkConfig, named: Paths, quantizes: bool = True) -> Paths:
-    """Return the paths; a file of the benchmark, if it has one, replaces each None.
+    """Return the paths of the settings, completed with files of the benchmark.
 
     Args:
         named: the paths of the settings.
-        quantizes: whether the backend quantizes. If it does not, the suite's int8 file takes the
-            place of the third path.
+        quantizes: whether the backend quantizes. If it does, `quantized` is not completed.
 
     Raises:
-        UnsupportedError: a file is missing; the message names its source.
+        UnsupportedError: a file is missing and cannot be downloaded; the message names its source.
     """
     if benchmark.name is None:
         return named

@@ -188,7 +188,7 @@ _WITHOUT = {
 
 
 def _training(config: QuantizationConfig) -> dict[str, bool]:
-    """Return for each setting that trains the whole network in torch whether it is set."""
+    """Return the settings that train the whole network in torch, and whether each is set."""
     return {
         "method=qat": config.method == "qat",
         "corrections.reconstruction=true": config.corrections.reconstruction,

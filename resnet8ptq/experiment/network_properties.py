@@ -1,4 +1,4 @@
-"""Properties of a network that decide how it is best quantized."""
+"""Properties of a network that the search for settings uses."""
 
 import math
 from collections import Counter
@@ -25,7 +25,7 @@ _POOLS = {"GlobalAveragePool", "AveragePool", "ReduceMean"}
 
 
 def find_properties(graph: onnx.GraphProto) -> list[str]:
-    """Return the properties of a converted network that decide the steps of the search."""
+    """Return the names of the properties that a converted network has."""
     operators = {node.op_type for node in graph.node}
     attention = bool(find_attention(graph))
     convolutions, products, recurrent = _find_weights(graph)

@@ -9,7 +9,7 @@ This module writes the files for which the table names no other writer.
 | `result.json` | every setting and every metric; written by `tracking.details` |
 | `predictions.npz` | the values that the task keeps for each scored sample, of model and baseline |
 | `choice.npz` | the same for the selection samples |
-| `per_class.csv`, `confusion.csv`, `classes.png`, `roc.png`, ... | tables and figures of the task |
+| `per_class.csv`, `confusion.csv`, `roc.png`, ... | tables, texts and figures of the task |
 | `calibration.csv` | indices of the calibration samples in their source split, with labels |
 | `calibration.json`, `.flatbuffers`, `.cache` | ranges; written by `calibration.table` |
 | `calibration.provenance.json` | the origin of these ranges; written by `calibration.table` |

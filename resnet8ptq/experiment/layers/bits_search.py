@@ -1,7 +1,7 @@
 """The choice of bits for each layer's weights: `precision.plan=auto`.
 
-As in Cai et al., "ZeroQ: A Novel Zero Shot Quantization Framework", CVPR 2020, section 3.2, the
-error of the output is measured with one layer rounded, and the errors are assumed to add up. With
+As in Cai et al., "ZeroQ: A Novel Zero Shot Quantization Framework", CVPR 2020, the error of the
+output is measured with one layer rounded, and the errors are assumed to add up. With
 `corrections.adaround`, weights below 8 bits are measured with learned rounding. The candidates are
 the Pareto-optimal plans in error and bytes. A binary search quantizes some of them, and chooses the
 largest within `max_bytes`, or the smallest within `max_drop`. Errors and drops are measured on
@@ -55,7 +55,7 @@ class Option:
 
 @dataclass(frozen=True)
 class TriedPlan:
-    """A quantized plan.
+    """A plan that was quantized, with its measurements.
 
     Attributes:
         drop: loss against FP32 on held-out samples, see `stopping.TrialResult`; None if a limit on
@@ -77,7 +77,7 @@ Try = Callable[[Bits], TriedPlan]
 def measure_options(
     path: Path, setting: CorrectionSettings, widths: Sequence[int], learned: Learned
 ) -> list[Option]:
-    """Return the error and the saved bytes of each layer in each of the `widths`.
+    """Return the error and the saved bytes of each layer of `find_plain_layers` in each width.
 
     Args:
         path: file of the FP32 network.
@@ -153,8 +153,8 @@ def find_plans(options: Sequence[Option]) -> list[Bits]:
 
     The plan with all layers in float is left out, because it quantizes nothing.
 
-    Plans are built layer by layer. Of partial plans that save about the same bytes (`_STEPS`
-    classes), only the one with the smallest error is kept, so an optimal plan may be missed.
+    Plans are built layer by layer. Of partial plans that save about the same bytes, only the one
+    with the smallest error is kept, so an optimal plan may be missed.
     """
     by_layer: dict[str, list[Option]] = {}
     for option in options:
@@ -213,7 +213,7 @@ def choose(
 ) -> TriedPlan:
     """Return the first of `plans` within `max_bytes`, or the last within `max_drop`.
 
-    The binary search assumes that plans shrink, and their drops grow, in their order.
+    The binary search assumes that size falls, and that the drop rises, from plan to plan.
 
     Args:
         plans: the result of `find_plans`.

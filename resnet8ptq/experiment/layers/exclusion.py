@@ -157,7 +157,7 @@ def can_show(task: Task, fp32: Scores, max_drop: float, level: float) -> bool:
 
 
 def warn_of_unproven(choice: str, key: str, limit: float) -> None:
-    """Warn that no test proves the limit of a choice, for which the measured loss decides."""
+    """Warn that no test proves a choice within the limit, so that the measured loss decides."""
     log.warning(
         "%s: the held-out samples do not prove of any choice that it loses at most %s=%g; this is "
         "chosen by its measured loss, and may lose more on other samples; try a larger %s or "
@@ -237,7 +237,7 @@ class _Variants:
         return kept
 
     def _by_noise(self) -> Groups:
-        """Rank by the noise of each tensor in a QDQ file of ONNX Runtime, for any backend."""
+        """Rank by the noise of rounded tensors in a QDQ file of ONNX Runtime, for any backend."""
         config = self.work.config
         decisions = self.prepared.decisions
         if config.backend.name != NOISE_FROM:

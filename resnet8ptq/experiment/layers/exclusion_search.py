@@ -88,8 +88,8 @@ def select(
 ) -> list[str]:
     """Return the nodes to leave in float.
 
-    If no trial has a drop of at most `max_drop`, the nodes are those of the trial with the smallest
-    drop, with a warning.
+    If no trial has a drop of at most `max_drop`, the function warns, and returns the nodes of the
+    trial with the smallest drop.
 
     Args:
         rank: returns the groups; called only if needed.
@@ -174,10 +174,10 @@ def _double(groups: Groups, keeps: Keeps, perfect: Keeps) -> Groups:
 
 
 def _shorten(groups: Groups, low: int, count: int, keeps: Keeps) -> Groups:
-    """Return as few of the first `count` accepted groups as a search down to `low` accepts.
+    """Return the first `count` groups, which are accepted, or fewer if these are accepted too.
 
-    The first refusal ends the search. The error rate of such a sequence is that of one test
-    (fixed-sequence testing).
+    Each trial halves the distance to `low`, and the first refusal ends the search. The error rate
+    of such a sequence is that of one test (fixed-sequence testing).
     """
     while count - low > 1 and keeps(groups[: (low + count) // 2]):
         count = (low + count) // 2
@@ -185,7 +185,10 @@ def _shorten(groups: Groups, low: int, count: int, keeps: Keeps) -> Groups:
 
 
 def _take_back(groups: Groups, keeps: Keeps) -> Groups:
-    """Quantize groups again, the least noisy first, until the first refusal or the last group."""
+    """Return the groups without those that need not stay in float; at least one is left.
+
+    Groups are quantized again one by one, the least noisy first, until the first refusal.
+    """
     kept = list(groups)
     for group in reversed(groups):
         rest = [other for other in kept if other is not group]

@@ -4,7 +4,7 @@ Q and DQ around a small layer can cost more than its integer kernel saves. The n
 blocks, in the order of execution. Two files for each cut, quantized before it or after it, are
 timed in turns with FP32 and with all blocks in 8 bits. From these times, `solve` estimates how much
 time 8 bits save in each block, and how much time each border between 8 bits and float costs. The
-best placement with both kinds of blocks is timed again as a whole, because sums of differences are
+best placement with both kinds of blocks is then timed as a whole, because sums of differences are
 only an estimate.
 """
 
@@ -50,7 +50,7 @@ class PlacedBlock:
 
     Attributes:
         nodes: the names of the block's nodes, in the order of execution.
-        layers: the number of the block's quantized layers.
+        layers: the number of the block's quantized layers, see `find_blocks`.
     """
 
     nodes: tuple[str, ...]
@@ -180,7 +180,7 @@ def find_blocks(graph: onnx.GraphProto, layers: set[str]) -> list[PlacedBlock]:
     A network without quantized layers is one block.
 
     Args:
-        layers: node names of the quantized layers.
+        layers: node names of the quantized layers and of attention's quantized products.
     """
     # Each step is a layer with the operators up to the next; the first has all before it too
     steps: list[list[onnx.NodeProto]] = [[]]
@@ -287,7 +287,7 @@ class _Variants:
     scratch: Path
 
     def time_blocks(self) -> Times:
-        """Time FP32, all in 8 bits, and every file with one border, in turns.
+        """Time FP32, all blocks in 8 bits, and every file with one border; return the estimates.
 
         Raises:
             TimeUpError: the run's time is up before all files are quantized.
@@ -314,7 +314,7 @@ class _Variants:
         )
 
     def time_whole(self, chosen: Sequence[bool]) -> dict[str, Blocks]:
-        """Time FP32, all layers in 8 bits, and the chosen placement if it is mixed, in turns."""
+        """Time FP32, all blocks in 8 bits, and the chosen placement if it is mixed, in turns."""
         loads = {NONE: self._load_fp32(), ALL: self._load([True] * len(self.blocks))}
         if not all(chosen):
             loads[PLACED] = self._load(chosen)

@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 
 def choose_bits(work: Workspace, prepared: Prepared, correct: Step) -> bits_search.TriedPlan:
-    """Return the chosen plan, with the bits of each layer; write `plan.csv`, even if no plan fits.
+    """Return the chosen plan; write the tried plans to `plan.csv`, even if no plan fits.
 
     Args:
         correct: corrects the network of a plan before its drop is measured.
@@ -71,7 +71,7 @@ def _choose_bits(
     max_bytes: int | None,
     max_drop: float | None,
 ) -> bits_search.TriedPlan:
-    """Choose a plan within `max_bytes`, or one proven or else measured to be within `max_drop`.
+    """Return a plan within `max_bytes`, or one proven or else measured to be within `max_drop`.
 
     Args:
         narrow: the options of 8 bits or fewer; plans of these alone are tried first.
@@ -125,7 +125,7 @@ def _try_plan(
 
 
 def _learn_narrow(work: Workspace, prepared: Prepared, widths: list[int]) -> bits_search.Learned:
-    """Return learned weights of each layer in each width; empty without `corrections.adaround`."""
+    """Return weights by layer and bits, see `learn_apart`; none without `corrections.adaround`."""
     config = work.config
     if not config.corrections.adaround:
         return {}

@@ -12,9 +12,9 @@ class LayerSensitivity:
     """The result with one layer quantized, with all but one, or with all layers.
 
     Attributes:
-        name: the layer's short name.
-        node: its name in the ONNX graph, for `nodes_to_exclude`; empty for all layers.
-        sqnr_db: SQNR of the outputs over all samples, see `Compared.sqnr_db`.
+        name: the layer's short name; `all_layers` for all layers.
+        node: the layer's name in the ONNX graph; empty for all layers.
+        sqnr_db: SQNR of the outputs, see `Compared.sqnr_db`.
         value: the task's metric.
         lost: the loss of `value` against FP32, see `Metric.loss`.
         saved_bytes: the FP32 artifact's size minus this artifact's size.
@@ -36,10 +36,10 @@ class SensitivityResult(RunResult):
     Attributes:
         layers: the layers, most sensitive first: by the lowest SQNR with one layer quantized, or by
             the highest with one layer in float.
-        whole: the same metrics with every layer quantized.
+        whole: the same metrics of the whole network, quantized by the settings.
         mode: `one_at_a_time` or `all_but_one`.
         output: the kind of outputs of the SQNR: `logits`, `probabilities` or `values`.
-        samples: number of held-out samples.
+        samples: number of scored held-out items, see `Scores.total`.
         fp32_value, fp32_size_bytes: metric and size of FP32 in the same framework.
     """
 

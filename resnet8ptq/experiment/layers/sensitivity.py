@@ -33,8 +33,9 @@ def analyse(settings: Settings, folder: Path, run: Recorder) -> SensitivityResul
     The arguments are those of `dispatch.run_or_analyse`.
 
     Raises:
-        UnsupportedError: the framework cannot quantize chosen layers with these settings.
-        PtqError: see `open_subject`.
+        UnsupportedError: the framework does not support the settings, or cannot leave chosen layers
+            in float.
+        PtqError: see `open_subject`; or quantization fails.
     """
     config = settings.config
     mode = settings.config.analysis.mode
@@ -101,7 +102,7 @@ class Layers:
     def nodes(self) -> dict[str, str]:
         """The layers' nodes in the ONNX graph, by short name, in the order of the graph.
 
-        The layers include attention's products. With `analysis.mode=one_at_a_time`,
+        The layers include attention's quantized products. With `analysis.mode=one_at_a_time`,
         `+analysis=sensitivity` also quantizes the products that `attention=weights` leaves in
         float.
         """
@@ -122,7 +123,7 @@ class Layers:
         return self.evaluator.baseline(self.work.samples.held_out).size_bytes
 
     def analyse(self) -> SensitivityResult:
-        """Return the ranked layers, and the network with all of them quantized."""
+        """Return the ranking, and the metrics of the network that the settings quantize."""
         fp32 = self.evaluator.baseline_scores(self.work.samples.held_out)
         return SensitivityResult(
             "ok",
@@ -145,7 +146,7 @@ class Layers:
         return sorted(layers, key=lambda layer: layer.sqnr_db, reverse=left_out)
 
     def _measure(self, name: str, node: str = "") -> LayerSensitivity:
-        """Quantize only this layer, or all but this one; without `node`, all layers."""
+        """Quantize only this layer, or all but this one; without `node`, those of the settings."""
         evaluator = self.evaluator
         decisions = self.decisions
         if node and self.config.analysis.mode == "one_at_a_time":

@@ -57,7 +57,7 @@ def to_csv(result: SensitivityResult) -> str:
 
 
 def print_table(result: SensitivityResult, title: str, console: Console | None = None) -> None:
-    """Print the ranking, then the network with all layers quantized, and notes.
+    """Print the ranking, then the network that the settings quantize, and notes.
 
     Args:
         console: where to print; None for stdout.
@@ -92,7 +92,7 @@ def describe(config: RunConfig) -> str:
 def draw_sensitivity(result: SensitivityResult, title: str) -> Figure:
     """Draw SQNR, loss and saved bytes of each layer as bars, the first layer on top.
 
-    A line marks the SQNR with all layers quantized, if it is finite.
+    A line marks the SQNR of `result.whole`, if it is finite.
     """
     layers = result.layers
     metric = result.metric
