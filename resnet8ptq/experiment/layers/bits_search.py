@@ -151,7 +151,7 @@ class _Runs:
 def find_plans(options: Sequence[Option]) -> list[Bits]:
     """Return the Pareto-optimal plans in error and bytes, the largest plan first.
 
-    The plan with all layers in float is left out, because it quantizes nothing.
+    The plan with all layers in float is left out.
 
     Plans are built layer by layer. Of partial plans that save about the same bytes, only the one
     with the smallest error is kept, so an optimal plan may be missed.

@@ -153,7 +153,7 @@ def join(groups: Groups) -> list[str]:
 
 
 def _double(groups: Groups, keeps: Keeps, perfect: Keeps) -> Groups:
-    """Return the first 1, 2, 4, ... groups that are accepted, shortened; empty if none is.
+    """Try the first 1, 2, 4, ... groups; return the accepted ones, see `_shorten`, or none.
 
     Args:
         perfect: returns whether a trial lost nothing, so that more nodes in float cannot help.
