@@ -230,6 +230,35 @@ def test_the_printed_commands_are_taken_as_they_are(tmp_path):
             assert word in shlex.split(command)
 
 
+def test_the_network_is_once_in_a_command(tmp_path, network):
+    done = call_beside(tmp_path, "advise", f"+model.path={network.path}")
+    assert done.code == 0, done.err
+    commands = [line for line in done.out.splitlines() if line.startswith("  resnet8ptq run ")]
+    assert commands
+    assert all(command.count("model.path=") == 1 for command in commands)
+
+
+def test_several_networks_are_refused(tmp_path):
+    for name in ("one.onnx", "two.onnx"):
+        write_network(tmp_path / name)
+    done = call_beside(tmp_path, "advise", "model.path=one.onnx,two.onnx")
+    assert (done.code, len(done.err.splitlines())) == (2, 1)
+    assert "model.path: got one.onnx,two.onnx" in done.err
+
+
+def test_an_input_with_a_fixed_value_does_not_count(tmp_path):
+    """TensorFlow Lite takes one input; `model.inputs` makes a constant of the other."""
+    proto = parser.parse_model("""<ir_version: 8, opset_import: ["": 17]>
+        two (float[n, 4] x, float[1] rate) => (float[n, 2] y)
+        <float[4, 2] w = {1, 2, 3, 4, 5, 6, 7, 8}> { z = MatMul(x, w)  y = Mul(z, rate) }""")
+    onnx.save(proto, tmp_path / "two.onnx")
+    cannot = "takes networks of one input"
+    assert cannot in call_beside(tmp_path, "advise", "two.onnx").out
+    done = call_beside(tmp_path, "advise", "two.onnx", "model.inputs={rate: 2}")
+    assert done.code == 0, done.err
+    assert cannot not in done.out
+
+
 def test_settings_that_the_advice_is_about_are_refused(tmp_path):
     done = call_beside(tmp_path, "advise", "dtype=int8")
     assert (done.code, len(done.errors)) == (2, 1)

@@ -5,10 +5,11 @@
     resnet8ptq advise FILE pictures preprocess=unit preprocess.size=96
 
 Lists the configurations to try, and those that are slow, possibly wrong or impossible here, each
-with its reason and source. The commands of sweeps follow, with the network, the data and the other
-settings of the command line: all settings of `resnet8ptq run` except those that the advice chooses.
-For a network, its properties and the steps of `resnet8ptq ship` come last. `model.path` takes the
-same files as in `resnet8ptq run`; `cache_dir=` is the folder of converted networks.
+with its reason and source. Commands of sweeps follow, which repeat the settings of the command
+line. The settings are those of `resnet8ptq run`, except backend, dtype, method, per_channel and
+reduce_range, which the advice chooses. For a network, its properties and the steps of
+`resnet8ptq ship` come last. `model.path` takes the same files as in `resnet8ptq run`; `cache_dir=`
+is the folder of converted networks.
 """
 
 from collections.abc import Sequence
@@ -28,6 +29,7 @@ from resnet8ptq.models.summary import Summary, load_graph, summarize
 
 _PATH = "data.root=PATH"  # for commands of a network whose data are not set
 _VARIED = ("backend", "dtype", "per_channel", "reduce_range", "method")
+_READ = ("model.path", "model.inputs", "cache_dir")  # to read the network
 
 
 def main(words: list[str]) -> None:
@@ -35,7 +37,7 @@ def main(words: list[str]) -> None:
 
     Raises:
         ConfigError: a setting is wrong, or the advice chooses it.
-        ModelError: the network is missing, not a model, unsafe, or has nothing to quantize.
+        ModelError: the network is missing or refused, see `locate` and `summarize`.
     """
     if {"-h", "--help"} & {*words}:
         return print(invocation.adapt(__doc__ or ""))
@@ -52,13 +54,14 @@ def main(words: list[str]) -> None:
         root = values.get("cache_dir")
         if root is not None:
             root = str(root)
-        source = locate(ModelConfig(path=str(path)), "")
+        config = ModelConfig(path=str(path), inputs=values.get("model.inputs"))
+        source = locate(config, "")
         cache_root = cache.folder(root)
-        network = summarize(source, cache_root)
-        properties = find_properties(load_graph(source, cache_root))
+        network = summarize(source, cache_root, config)
+        properties = find_properties(load_graph(source, cache_root, config))
 
     # Keep the words that the printed commands repeat
-    kept = [word for word in settings if not word.startswith("model.path=")]
+    kept = [word for word in settings if grammar.key_of(word) != "model.path"]
     has_data = any(key.partition(".")[0] == "data" for key in values)
     if network is not None and not has_data:
         kept.append(_PATH)
@@ -69,7 +72,7 @@ def main(words: list[str]) -> None:
 
 
 def _print_steps(properties: Sequence[str], settings: Sequence[str]) -> None:
-    """Print the steps of `ship` for a network as a table, and its command."""
+    """Print the properties of a network, the command of `ship`, and its steps as a table."""
     console = stdout(None, 130)
     say(console, f"Properties of the network: {', '.join(properties) or 'none that adds a step'}")
     command = invocation.command("ship", *settings)
@@ -78,7 +81,7 @@ def _print_steps(properties: Sequence[str], settings: Sequence[str]) -> None:
 
 
 def _check(words: Sequence[str]) -> list[str]:
-    """Return the settings for the printed commands, checked as by `resnet8ptq run`.
+    """Return the settings of the command line, checked like those of `resnet8ptq run`.
 
     Raises:
         ConfigError: a setting is wrong, or the advice chooses it.
@@ -93,7 +96,7 @@ def _check(words: Sequence[str]) -> list[str]:
             word = grammar.assign("model.path", word)
         named.append(word)
 
-    # Refuse the settings that the advice varies
+    # Refuse the settings that the advice varies, and several networks
     settings = grammar.check_and_arrange(path_words.complete(named, conf, own), conf, own)
     for override in map(grammar.parse, settings):
         if override.key_or_group in _VARIED:
@@ -101,13 +104,18 @@ def _check(words: Sequence[str]) -> list[str]:
                 f"{override.key_or_group}: got {override.value()}, but the advice chooses it; try "
                 "without it"
             )
+        if override.key_or_group in _READ and override.is_sweep_override():
+            raise ConfigError(
+                f"{override.key_or_group}: got {override.get_value_string()}, expected one value; "
+                "try each alone"
+            )
     return settings
 
 
 def print_advice(
     cpu: str, flags: tuple[str, ...], network: Summary | None, settings: Sequence[str] = ()
 ) -> None:
-    """Print the advice as a table, and the commands of `candidates.sweeps`.
+    """Print CPU, network, the table of the advice, and the commands of `candidates.sweeps`.
 
     Args:
         cpu: the CPU's name.
