@@ -28,7 +28,7 @@ def write_profile(folder: Path, config: RunConfig, result: ProfileResult) -> Non
 
 
 def to_csv(breakdowns: Sequence[Breakdown]) -> str:
-    """Return a CSV with a line for each node, in order of execution; times in ms for a batch."""
+    """Return a CSV with a row for each node, in order of execution; times in ms for a batch."""
     rows: list[list[object]] = [
         ["batch_size", "model", "place", "node", "operator", "kind", "ms", "share"]
     ]
@@ -42,7 +42,7 @@ def to_csv(breakdowns: Sequence[Breakdown]) -> str:
 
 
 def print_tables(result: ProfileResult, title: str, console: Console | None = None) -> None:
-    """Print the conclusions, then a table and notes for each batch size."""
+    """Print the title and the conclusions, then a table and notes for each batch size."""
     console = stdout(console, 130)
     say(console, title)
     for breakdown in result.breakdowns:
@@ -127,7 +127,8 @@ def describe(config: RunConfig) -> str:
 def draw_bars(breakdowns: Sequence[Breakdown], title: str) -> Figure:
     """Draw bars of FP32 and 8 bits for each batch size, stacked by operator.
 
-    The `_COLOURED` longest operators come first, and the others share a part.
+    The `_COLOURED` operators that take longest lie at the bottom, the longest lowest. All others
+    share the grey segment on top.
     """
     longest: dict[str, float] = {}  # the largest share of each operator
     for breakdown in breakdowns:

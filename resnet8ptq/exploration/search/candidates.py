@@ -47,8 +47,8 @@ def sweeps(
 ) -> list[str]:
     """Return commands of sweeps over configurations to try.
 
-    Backends with the same settings share a command. Backends without a sweep in their module of
-    advice have none.
+    Backends with the same settings share a command. A backend has no command if it lacks an
+    operator of the network, has no module of advice, or that module gives no sweep.
 
     Args:
         settings: the user's words for each command, such as the data.
@@ -74,10 +74,10 @@ def sweeps(
 
 
 def steps(properties: Sequence[str], backend: str = "onnx") -> list[tuple[str, str]]:
-    """Return settings and reasons of the steps of `ship goal=fastest` that apply to a network.
+    """Return settings and reasons of the steps that `ship goal=fastest` may try on a network.
 
-    Steps against the findings of a diagnosis are not listed, because only the search has the
-    findings.
+    The user's settings, which may rule out some steps, are not considered. Steps against the
+    findings of a diagnosis are not listed, because only the search has the findings.
 
     Args:
         properties: the properties of the network, see `network_properties`.
@@ -112,7 +112,7 @@ def _advise(backend: Backend, flags: Collection[str], network: Summary | None) -
 
 
 def _find_lacking(backend: Backend, network: Summary | None) -> list[str]:
-    """Return the operators of a network that a backend cannot run."""
+    """Return the operators of a network that a backend is known to lack; see `Backend.lacks`."""
     if network is None:
         return []
     return network.lacking.get(backend.name, [])

@@ -64,6 +64,10 @@ def calibrate_with(samples_per_class: int) -> Change:
 
 
 def leave_in_float(config: RunConfig, nodes: Sequence[str]) -> Change:
-    """Return the change that leaves these nodes in float, and those that the config leaves."""
+    """Return the change that leaves these nodes in float, and those that the config leaves.
+
+    Args:
+        config: its `nodes_to_exclude` must be a list, not `auto`.
+    """
     every = list(dict.fromkeys([*config.nodes_to_exclude, *nodes]))
     return Change((f"nodes_to_exclude={words.as_list(every)}",))

@@ -23,8 +23,8 @@ class NetworkFacts:
         nodes: names of the nodes; if an error names one, the next step may leave it in float.
         onnx_path: the FP32 file.
         reported: number of test samples.
-        untuned: the reason why the training samples cannot be scored, so that no step can choose
-            settings by them; empty if they can.
+        untuned: the reason why the task cannot score the training samples, so that no step can tune
+            on them, see `preparation.tunes`; empty if it can.
     """
 
     properties: tuple[str, ...]
@@ -38,7 +38,8 @@ def read_network_facts(settings: Settings) -> NetworkFacts:
     """Return facts of network and data; the jobs then find the converted network in the cache.
 
     Raises:
-        PtqError: network or data cannot be read, or do not fit each other.
+        PtqError: network or data cannot be read, or do not fit each other, the settings or the
+            task.
     """
     data, network = load_data_and_network(settings)
     graph = onnx.load(network.onnx_path).graph

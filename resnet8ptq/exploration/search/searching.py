@@ -48,7 +48,8 @@ class Asked:
         properties: properties of the network, see `network_properties`; empty if none is known.
         nodes: names of the network's nodes, which an error may name.
         reported: largest number of samples on which a model is confirmed; 0 if unknown.
-        untuned: the reason why no step can choose settings by training samples; empty if steps can.
+        untuned: the reason why no step can tune on training samples, see `preparation.tunes`; empty
+            if steps can.
     """
 
     goal: str
@@ -70,8 +71,7 @@ class Step:
         kind: a name in `step_table`, or `DIAGNOSIS`, `FEWER_BITS` or `CONFIRM`.
         settings: the step's settings by key, as typed, without the user's settings.
         why: the reason for the step, in one line.
-        words: the settings to print: those that the step changes; for a confirmation and a plainer
-            step, see `say`.
+        words: the settings to print, in one line.
         cost: expected time, relative to the plain run.
     """
 
@@ -98,7 +98,10 @@ class Step:
 
     @property
     def is_mixed(self) -> bool:
-        """Whether the step makes layers dynamic: neither diagnosis nor bits by layer apply."""
+        """Whether the step sets `method=mixed`.
+
+        The search does not diagnose such models, nor does it search for the bits of their layers.
+        """
         return self.settings.get("method") == _MIXED
 
     @property
@@ -138,7 +141,7 @@ class Tried:
         samples: number of samples of the evaluation; 0 if unknown.
         same_samples: whether the evaluated samples are also the reported ones.
         weights_db, activations_db: SQNR in dB with only weights or only activations rounded, from
-            a diagnosis; None from other steps.
+            a diagnosis; None if unknown.
         cut_short: the work that the time limit cut short, to print.
         state_loss: returns a loss as text, with its name and unit.
     """
@@ -419,6 +422,8 @@ def _propose(
 ) -> list[Step]:
     """Return the untried steps of a kind; empty if it does not apply after the models `before`.
 
+    For `ANSWERS`, the diagnosis comes first, if one is possible.
+
     Args:
         before: the trials whose closest static model the steps change; a plain step changes none.
     """
@@ -488,7 +493,11 @@ def _make_plainer(asked: Asked, failed: Tried) -> list[Step]:
 
 
 def _find_named(asked: Asked, failed: Tried) -> str:
-    """Return the first node named by an error that can be left in float; empty without one."""
+    """Return the first of the network's nodes that an error names and the step does not exclude.
+
+    The result is empty if there is none, the step is not static, or the user sets
+    `nodes_to_exclude`.
+    """
     if failed.status != "failed" or _EXCLUDE in asked.fixed or not failed.step.is_static:
         return ""
     named = set(re.findall(r"[^\s'\"(),;:]+", failed.reason))
@@ -530,7 +539,7 @@ def find_fallbacks(asked: Asked, tried: Sequence[Tried], backend: str) -> list[S
 
 
 def _find_smaller(asked: Asked, backend: str, own: Sequence[Tried]) -> list[Step]:
-    """Return the next step with fewer than 8 bits for each weight; empty without one."""
+    """Return the next step that stores weights in fewer than 8 bits; empty without one."""
     four = _propose(asked, backend, own, name="weights_in_4_bits", before=())
     return four or _narrow(asked, own)
 
@@ -543,9 +552,9 @@ def _closest_that_saves(measured: Sequence[Tried]) -> Tried:
 def loses_nothing(asked: Asked, best: Tried) -> bool:
     """Return whether a model loses nothing, or at most half of the limit on too few samples.
 
-    Too few samples cannot show that a change of settings helps. After such a model, most steps that
-    cost bytes or speed are therefore left out. A refuted model, or one with noise above the limit,
-    counts as losing more. For example, a model with a KL divergence of 0.02 showed no loss on 100
+    Too few samples cannot show that a change of settings helps. Unless the goal is `best`, most
+    steps that cost bytes or speed are therefore left out after such a model. A refuted model, or
+    one with noise above the limit, counts as losing more. For example, a model with a KL divergence of 0.02 showed no loss on 100
     samples, but a loss of 1.1 points on 800 others.
     """
     is_quiet = best.noise <= asked.limit and not best.refuted
@@ -570,7 +579,11 @@ def _find_properties(asked: Asked, own: Sequence[Tried]) -> tuple[str, ...]:
 
 
 def _see(asked: Asked, backend: str, own: Sequence[Tried], changed: Step | None) -> Seen:
-    """Return the state of the search before a step that changes the step `changed`, if any."""
+    """Return the state of the search before a new step.
+
+    Args:
+        changed: the step whose settings the new step changes; None for a plain step.
+    """
     # The user's settings come last, because no step changes them
     settings: dict[str, str] = {}
     if changed is not None:
@@ -595,9 +608,10 @@ def _see(asked: Asked, backend: str, own: Sequence[Tried], changed: Step | None)
 
 
 def _read_findings(text: str) -> tuple[tuple[str, Change], ...]:
-    """Return the names of at most three findings, each with the first change against it.
+    """Return at most three findings as text, each with the first change against it.
 
-    A finding whose first change is another calibration is left out, because other steps try it.
+    Findings without a change are left out. So are those whose first change is another calibration
+    method, because other steps try these methods.
     """
     pairs = []
     for finding in json.loads(text):
@@ -622,7 +636,10 @@ def _costs_more(diagnosed: Tried) -> str:
 
 
 def _diagnose(asked: Asked, own: Sequence[Tried], best: Step) -> list[Step]:
-    """Return a diagnosis of the best model so far; empty after one, or if none is possible."""
+    """Return the step that diagnoses the best model so far.
+
+    The list is empty after the backend's first diagnosis, or if none is possible.
+    """
     is_possible = find_search(best.backend).diagnoses and not best.is_mixed
     if _find_diagnosis(own) is not None or not is_possible:
         return []
@@ -689,7 +706,7 @@ def _find_budget(own: Sequence[Tried], best: Tried) -> float | None:
     """Return the next budget of bytes; None if a budget was skipped, or the bounds about meet.
 
     The upper bound is the size of the smallest model that passes. The lower bound is the largest
-    budget whose model does not pass, and at least `FEWEST` of the size of `best`.
+    budget without a passing model, and at least `FEWEST` times the size of `best`.
 
     Args:
         best: the smallest static model of 8 bits that passes.

@@ -3,7 +3,7 @@
 The search (`searching`) tries the steps by rank. It adds the diagnosis, the budgets of bytes and
 the confirmations itself. A diagnosis also suggests changes from here, and `advise` lists the steps
 for a network.
-Costs are first guesses of the time relative to the plain run, see studies/ship.md.
+The cost of a step is a guess, which the search uses until it has measured a step of that kind.
 """
 
 from collections.abc import Mapping, Sequence
@@ -44,7 +44,7 @@ class StepKind:
     """A row of the table.
 
     Attributes:
-        name: the kind of step; rows of one name are tried together.
+        name: the kind of step; several rows may have one name.
         rank: position in the order. Steps of rank 0 to 9 are tried before the search may end,
             because the best of them is not known beforehand.
         settings: the settings in one line. `{max_drop}` stands for half of the limit, and `{exact}`
@@ -414,8 +414,9 @@ def _propose(row: StepKind, seen: Seen) -> list[Proposal]:
 def start(seen: Seen) -> Change:
     """Return the settings of the plain run of a backend.
 
-    The backend's descriptor has the settings for 8 bits; `reduce_range=true` joins them if its
-    16-bit sums saturate on this CPU. With 16-bit activations, only calibration and scales are set.
+    The backend's descriptor has the settings for 8 bits; `reduce_range=true` joins them if the
+    backend's 16-bit sums saturate on this CPU. With 16-bit activations, only `calib` and
+    `per_channel` are set.
     """
     if seen.is_wide:
         return Change(("calib=minmax", "per_channel=true"))
