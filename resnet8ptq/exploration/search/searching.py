@@ -554,8 +554,8 @@ def loses_nothing(asked: Asked, best: Tried) -> bool:
 
     Too few samples cannot show that a change of settings helps. Unless the goal is `best`, most
     steps that cost bytes or speed are therefore left out after such a model. A refuted model, or
-    one with noise above the limit, counts as losing more. For example, a model with a KL divergence of 0.02 showed no loss on 100
-    samples, but a loss of 1.1 points on 800 others.
+    one with noise above the limit, counts as losing more. For example, a model with a KL divergence
+    of 0.02 showed no loss on 100 samples, but a loss of 1.1 points on 800 others.
     """
     is_quiet = best.noise <= asked.limit and not best.refuted
     # Samples that hardly change have a small error, but too few of them prove nothing

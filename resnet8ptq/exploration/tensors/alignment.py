@@ -7,9 +7,9 @@ The values of a broken file are wrong after its fault. Tensors are therefore mat
    match.
 2. By values: two tensors that are near, and nearer to each other than to any other. Fingerprints
    without a layout choose the candidates.
-3. By the order of the others, whose values may be wrong. The alignment has the largest sum of
-   scores (Needleman and Wunsch, 1970, with gaps that cost nothing). An error spreads to all later
-   tensors. Only pairs after the last pair of steps 1 and 2 may therefore have unlike values.
+3. By the order of the remaining tensors, whose values may be wrong. The alignment has the largest
+   sum of scores (Needleman and Wunsch, 1970, with gaps that cost nothing). An error spreads to
+   later tensors. Only pairs after the last pair of steps 1 and 2 may therefore have unlike values.
    Earlier pairs need values that are somewhat alike.
 """
 
@@ -67,7 +67,7 @@ def match(
 
     Args:
         fp32, other: the tensors of both files, in execution order.
-        measure: returns the nearness of two tensors' values, see `find_nearness`.
+        measure: returns the nearness of two tensors, given by their indices, see `find_nearness`.
     """
     similarity = _find_similarity(fp32, other)
     pairs = _match_names(fp32, other, similarity)
@@ -78,7 +78,7 @@ def match(
 
 
 def _find_similarity(fp32: Sequence[Fingerprint], other: Sequence[Fingerprint]) -> Matrix:
-    """Return the similarity of each pair [fp32, other], 0 to 1; -1 for tensors of other sizes."""
+    """Return the similarity of each pair [fp32, other], 0 to 1; -1 for different sizes."""
     similarity = np.full((len(fp32), len(other)), -1.0)
     by_sizes: dict[tuple[int, ...], list[int]] = {}
     for column, tensor in enumerate(other):
@@ -92,11 +92,15 @@ def _find_similarity(fp32: Sequence[Fingerprint], other: Sequence[Fingerprint]) 
 
 
 def _compare(wanted: Matrix, others: Matrix) -> Matrix:
-    """Return the similarity of quantiles [samples, quantiles] with [others, ...], from 0 to 1.
+    """Return the similarity, 0 to 1, of one tensor's quantiles with those of each other tensor.
 
-    The similarity is the mean of three values. Nearness is the first. The second is correlation,
+    The similarity is the mean of three values. The first is nearness. The second is correlation,
     which a wrong scale or bias leaves unchanged. The third is the share of equal signs, which tells
     the output of a ReLU from its input.
+
+    Args:
+        wanted: quantiles of one tensor [samples, quantiles].
+        others: quantiles of other tensors [tensors, samples, quantiles].
     """
     size = np.linalg.norm(wanted)
     distances = np.linalg.norm(others - wanted, axis=(1, 2))
@@ -129,7 +133,7 @@ def _match_names(
 
 
 def _match_nearest(pairs: Pairs, similarity: Matrix, measure: Callable[[int, int], float]) -> None:
-    """Add the unmatched pairs that are near, and nearer to each other than to any other tensor."""
+    """Add pairs of unmatched tensors that are near, and nearer to each other than to any other."""
     nearness = np.zeros_like(similarity)
     taken = {*pairs.values()}
     for row, column in np.argwhere(similarity >= ALIKE).tolist():
@@ -195,9 +199,9 @@ def _align(scores: Matrix) -> list[tuple[int, int]]:
 def find_axes(fp32: Array, other: Array) -> tuple[int, ...] | None:
     """Return the transposition that gives `other` the layout of `fp32`.
 
-    Returns None if no order of the axes fits, or if there are more than 5. Axes of size 1 do not
-    count, see `arrange`. If several orders fit, the one with the nearest values is returned. The
-    unchanged order is preferred, unless another one leaves at most a quarter of its squared error.
+    Returns None if no order of the axes fits, or if there are more than 5 axes. Axes of size 1 do
+    not count, see `arrange`. If several orders fit, the one with the smallest squared error is
+    returned. The unchanged order is preferred if its error is less than 4 times the smallest.
 
     Args:
         fp32, other: values of one sample [1, ...], or weights.
@@ -227,7 +231,7 @@ def find_axes(fp32: Array, other: Array) -> tuple[int, ...] | None:
 
 
 def find_nearness(fp32: Array, other: Array) -> float:
-    """Return 1 - |difference| / |fp32| of one sample in the best layout, at least 0.
+    """Return 1 - |difference| / |fp32| of one sample in the layout of `find_axes`, at least 0.
 
     The nearness is 0 if no layout fits. If FP32's values are all 0, it is 1 for equal values, and
     else 0.

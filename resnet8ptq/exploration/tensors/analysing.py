@@ -1,6 +1,7 @@
 """`+analysis=compare`: finds where a quantized file loses the signal, tensor by tensor.
 
-The analysis measures on training samples that did not calibrate, never on test samples.
+The analysis measures on training samples, never on test samples. To quantize, it calibrates with
+other samples.
 """
 
 import json
@@ -49,8 +50,8 @@ def analyse(settings: Settings, folder: Path, run: Recorder) -> ComparisonResult
     See `dispatch.run_or_analyse`.
 
     Raises:
-        UnsupportedError: the backend cannot take a setting, the format does not give its inner
-            tensors, or none is matched.
+        UnsupportedError: the backend cannot take a setting or the network, the format does not give
+            its inner tensors, or none is matched.
         PtqError: network, samples or file cannot be read, or do not fit each other.
     """
     resolved = settings.quantizer.resolve()
@@ -86,8 +87,10 @@ def compare_artifact(
     """Compare the tensors of a file with those of the network, and time the file's nodes.
 
     Raises:
-        UnsupportedError: the format does not give its inner tensors, or none is matched.
-        ConfigError: the file cannot be read, or an input has no clear match in the network.
+        UnsupportedError: the format does not give its inner tensors, no tensor is matched, or the
+            file cannot be run here, see `reading.admit`.
+        ConfigError: the file is refused, see `reading.admit`, or an input has no clear match in the
+            network.
     """
     backend = settings.config.backend
     runtime = settings.runtime

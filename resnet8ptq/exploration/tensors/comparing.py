@@ -84,11 +84,12 @@ class ComparedTensor:
         name: the name in FP32.
         operator: the operator that computes the tensor; empty for an input.
         inner: the tensor in the file.
-        layer: name of the node that computes the tensor; for a fused activation, name of the layer
-            before it; empty for an input.
+        layer: name of the node that computes the tensor; if this is a Relu or Clip, name of the
+            node before it, if any; empty for an input.
         nodes: names of the producer, the layer and the readers; if all stay in float, the tensor is
             not rounded.
-        weight: the weights of the layer; None if they are not known.
+        weight: the weights of the layer; if it is an Add of a bias, those of the layer before it;
+            None if they are not known.
         biases: the biases of the layer [channels], in FP32 and in the file; None if they are not
             known.
         so_far: noise of the file's values against those of FP32.
@@ -148,7 +149,7 @@ class ComparedTensor:
 
     @property
     def levels(self) -> Levels | None:
-        """The range and the step in the file; None if the file does not round the tensor."""
+        """The range and the step in the file; None if it does not round with one known scale."""
         low = self.inner.low
         high = self.inner.high
         step = self.inner.step
@@ -158,13 +159,13 @@ class ComparedTensor:
 
     @property
     def limit(self) -> float:
-        """The largest magnitude in the file's range; 0 if the file does not round the tensor."""
+        """The largest magnitude in the range of `levels`; 0 without `levels`."""
         levels = self.levels
         return 0.0 if levels is None else max(-levels.low, levels.high)
 
     @property
     def rounded(self) -> RoundedActivation | None:
-        """The rounding to apply in the FP32 network; None if the file does not round the tensor."""
+        """The rounding to apply in the FP32 network; None without `levels`."""
         levels = self.levels
         if levels is None:
             return None
@@ -190,12 +191,12 @@ class ComparedTensor:
 
     @property
     def is_faulty(self) -> bool:
-        """Whether the layer alone is too noisy, or its constants show a fault, however small."""
+        """Whether the layer alone is too noisy, or has a certain fault, which may cost little."""
         return self.own_db < SOUND_DB or self.has_certain_fault
 
     @property
     def has_certain_fault(self) -> bool:
-        """Whether the layer's constants show a fault."""
+        """Whether the explanation is a certain fault, see `LayerExplanation`."""
         return self.explanation is not None and self.explanation.certain
 
     def describe(self) -> str:
@@ -355,7 +356,8 @@ def compare_tensors(
 
     Args:
         inner: the tensors that `run` returns.
-        run: returns the file's tensors for one sample, as the file defines them.
+        run: returns the file's tensors for one sample, where possible as the file defines them, see
+            `contents.Tensors`.
         split: the samples; both networks run on at most `SAMPLES` of them, evenly spaced.
         run_kernels: returns the tensors as the runtime's kernels compute them; None if the runtime
             does not give them.
@@ -406,7 +408,13 @@ def _explain(
     worst: int,
     batches: Sequence[NDArray[Any]],
 ) -> None:
-    """Explain the costliest layer, a few others below `SOUND_DB`, and a few with other biases."""
+    """Explain the costliest layer, the noisiest below `SOUND_DB`, and some with unlike biases.
+
+    Unlike biases are those of `_has_other_bias`.
+
+    Args:
+        worst: the index of the costliest layer.
+    """
     # Choose the layers, the noisiest first
     order = sorted(range(len(pairs)), key=lambda number: pairs[number].compared.own_db)
     faulty = []
@@ -572,7 +580,7 @@ class _Fp32:
     Attributes:
         names: the float tensors that `run` returns: first all, inputs before others; after `keep`,
             those that were named.
-        operators: the operator of each tensor that a node computes.
+        operators: the operator of each float tensor that a node computes.
     """
 
     def __init__(self, proto: onnx.ModelProto, threads: int) -> None:
@@ -664,9 +672,9 @@ class _Fp32:
         return ours, inner.bias
 
     def _layer_of(self, name: str) -> onnx.NodeProto | None:
-        """Return the node that computes a tensor; for a fused activation, the layer before it.
+        """Return the node that computes a tensor; if it is a Relu or Clip, the node before it.
 
-        None for an input of the network.
+        Returns a Relu or Clip itself if it reads an input of the network, and None for an input.
         """
         node = self._links.producers.get(name)
         if node is not None and node.op_type in FUSED:
@@ -688,8 +696,8 @@ class _Fp32:
     def find_joins(self) -> dict[int, list[int]]:
         """Return the inputs of each output of a Concat or Add, as indices into `names`.
 
-        Outputs with fewer than two different inputs in `names` are left out. The output may be that
-        of a fused activation after the node.
+        Outputs with fewer than two different inputs in `names` are left out. The output of a Relu
+        or Clip after the node counts, too.
         """
         joins = {}
         for name, index in self._index.items():
@@ -717,10 +725,12 @@ class _Fp32:
         return self._in_order(feeds, self._session.run(self._made, feeds))
 
     def run_alone(self, batch: NDArray[Any], values: Sequence[Array]) -> list[Array]:
-        """Return each tensor, computed from other values of the tensors in `names` before it.
+        """Return the tensors of `names`, each computed from `values` of the tensors before it.
+
+        Inputs of the network are returned as they are in `batch`.
 
         Args:
-            values: these values, in the order of `names`.
+            values: values of the tensors, in the order of `names`.
         """
         feeds: dict[str, Array] = feed(batch, self._inputs)
         known = {**feeds, **dict(zip(self.names, values, strict=True))}
