@@ -354,6 +354,30 @@ def test_sparse_weights_of_a_tflite_file_are_refused_as_such(kept, tmp_path):
         tflite_gate.check(tmp_path / "sparse.tflite")
 
 
+@pytest.mark.parametrize("kind", ["INT2", "UINT4", "INT4"])
+def test_weights_of_few_bits_in_a_tflite_file_count_as_quantized(tmp_path, kind):
+    weights = schema.TensorT()
+    weights.name = b"weights"
+    weights.shape = [2]
+    weights.type = getattr(schema.TensorType, kind)
+    weights.buffer = 1
+    graph = schema.SubGraphT()
+    graph.tensors = [weights]
+    graph.inputs = graph.outputs = [0]
+    graph.operators = []
+    empty = schema.BufferT()
+    stored = schema.BufferT()
+    stored.data = np.ones(1, np.uint8)
+    network = schema.ModelT()
+    network.operatorCodes = []
+    network.subgraphs = [graph]
+    network.buffers = [empty, stored]
+    path = tmp_path / "narrow.tflite"
+    path.write_bytes(contents.write_model(network))
+    with pytest.raises(ModelError, match=f"already quantized .{kind.lower()} weights"):
+        tflite_gate.check(path)
+
+
 @pytest.mark.parametrize("name", ["float16.tflite", "int8.tflite"])
 def test_a_tflite_file_that_keeps_a_state_is_refused_as_such(kept, tmp_path, name):
     """As streaming networks of keywords do, in variables."""

@@ -12,13 +12,14 @@ KEEPS_STATE = (
     "expected a file whose state is an input and an output"
 )
 MAX_BYTES = 2**31 - 1  # FlatBuffers' limit
+_NARROW = ("int2", "int4", "uint4", "int8", "uint8", "int16")
 
 
 def check(path: Path) -> None:
-    """Refuse a file that is too large, damaged, quantized, or not plain FP32.
+    """Refuse a file that is too large or damaged, or for a reason of `_reasons_against`.
 
     Raises:
-        ModelError: the file is refused; see `_reasons_against`.
+        ModelError: the file is refused.
     """
     if path.stat().st_size > MAX_BYTES:
         raise ModelError(f"{path}: larger than 2 GiB; expected one file, within FlatBuffers' limit")
@@ -63,7 +64,7 @@ def _reasons_against(model: Any) -> Iterator[str]:
         parameters = tensor.Quantization()
         scaled = parameters is not None and parameters.ScaleLength() > 0
         # Plain integers without a scale are indices or sizes
-        if kind in ("int8", "uint8", "int4", "int16") and (constant or scaled):
+        if kind in _NARROW and (constant or scaled):
             role = "weights" if constant else "values"
             yield f"already quantized ({kind} {role} {name!r}); {EXPECTS_FP32}"
         if kind == "float16" and not constant:  # float16 weights convert to float32 exactly
