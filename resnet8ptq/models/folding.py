@@ -149,10 +149,11 @@ def fold_into_layers(graph: onnx.GraphProto) -> None:
 
 
 def count_unfolded_norms(graph: onnx.GraphProto) -> int:
-    """Return the number of BatchNormalization nodes that follow no layer, and therefore stay.
+    """Return the number of BatchNormalization nodes that follow no layer, and so usually stay.
 
     Networks that normalize activations have such nodes after a Relu or a Concat, for example. A
-    layer whose output has other readers does not count.
+    layer whose output has other readers does not count. ONNX Runtime can fold a few of the counted
+    nodes, such as one after a MatMul and a Reshape.
     """
     links = Links(graph)
     count = 0
@@ -163,7 +164,11 @@ def count_unfolded_norms(graph: onnx.GraphProto) -> int:
 
 
 def _follows_layer(links: Links, name: str) -> bool:
-    """Return whether a tensor with one reader is a layer's output, perhaps changed by constants."""
+    """Return whether a tensor has one reader and comes from a layer.
+
+    The nodes between them may be Identity, Dropout, and Mul or Add of a constant. Their outputs
+    also have one reader each.
+    """
     node = links.producers.get(name)
     if node is None or links.is_shared(name):
         return False
@@ -227,7 +232,7 @@ def _is_product(node: onnx.NodeProto, constants: Mapping[str, onnx.TensorProto])
 
 
 def _is_transposed(node: onnx.NodeProto, constants: Collection[str]) -> bool:
-    """Return whether a node is a ConvTranspose of one group whose other inputs are constants.
+    """Return whether a node is a ConvTranspose of one group, without computed weights or bias.
 
     Folding may add a bias. With a bias, a ConvTranspose of several groups has one scale for all
     channels, see `layers.find_split_groups`.
@@ -244,8 +249,8 @@ def _read_affine(
     Returns None if the change differs within a channel, or if the layer cannot compute it.
 
     Args:
-        rank: number of axes of the layer's output; 0 if unknown. A constant with more axes would
-            add axes to the output, so it is not folded.
+        rank: number of axes of a product's output; 0 if unknown, which counts as 2. A constant with
+            more axes would add axes to the output, so it is not folded.
     """
     weights = links.constants[layer.input[1]]
     channels = weights.dims[channel_axis(layer)]
@@ -268,8 +273,10 @@ def _read_affine(
     behind = 0 if is_product else len(weights.dims) - 2  # axes behind the channels
     if not _is_by_channel(values.shape, channels, behind):
         return None
-    axes = rank if is_product else len(weights.dims)
-    if values.ndim > max(2, axes):  # the constant would add axes
+    axes = len(weights.dims)
+    if is_product:
+        axes = rank or 2
+    if values.ndim > axes:  # the constant would add axes
         return None
     by_channel = np.broadcast_to(values.reshape(-1), channels).astype(np.float64)
     if node.op_type == "Mul":
@@ -289,9 +296,10 @@ def _fold_into(links: Links, layer: onnx.NodeProto, affine: _Affine) -> None:
 
 
 def _is_by_channel(shape: tuple[int, ...], channels: int, behind: int = 0) -> bool:
-    """Return whether a constant broadcasts along the channels only.
+    """Return whether a constant has a single value, or one for each channel along their axis.
 
     Args:
+        shape: the shape of the constant.
         behind: number of axes behind the channels.
 
     >>> _is_by_channel((1, 8), 8), _is_by_channel((8, 1), 8), _is_by_channel((), 8)

@@ -53,6 +53,23 @@ def test_constant_that_adds_an_axis_is_not_folded():
     assert [node.op_type for node in proto.graph.node] == ["MatMul", "Mul"]
 
 
+@pytest.mark.parametrize(("shape", "left"), [((5,), ["MatMul"]), ((1, 5), ["MatMul", "Mul"])])
+def test_constant_that_adds_an_axis_to_a_vector_is_not_folded(shape, left):
+    """The output of a MatMul is a vector after a Squeeze without axes."""
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["p"]),
+        helper.make_node("Mul", ["p", "c"], ["y"]),
+    ]
+    constants = {
+        "w": RANDOM.normal(size=(4, 5)).astype(np.float32),
+        "c": RANDOM.normal(size=shape).astype(np.float32),
+    }
+    graph = assemble(nodes, {"x": [4]}, {"y": shape}, constants).graph
+    graph.value_info.append(helper.make_tensor_value_info("p", onnx.TensorProto.FLOAT, [5]))
+    fold_into_layers(graph)
+    assert [node.op_type for node in graph.node] == left
+
+
 def test_layer_whose_output_is_returned_is_not_folded():
     proto = network("MatMul(x, w)", (4,), outputs="float[N, A, B] y, float[N, A, B] p")
     fold_into_layers(proto.graph)
