@@ -133,7 +133,7 @@ def _checked(records: dict[str, bytes], path: Path, own: bool = False) -> dict[s
 
 
 def _clean(content: bytes) -> bytes:
-    """Return a program's graph, in JSON, without parts that torch would look up or that are unsafe.
+    """Return a program's graph, in JSON, after replacing some of the parts that `_check` refuses.
 
     `_ORIGINS` are empty, outputs in a library's class are a tuple, `_UNFILLED` memory holds zeros,
     and weight normalization is written as products.
@@ -172,7 +172,7 @@ def _flatten(spec: str) -> str:
 def _spell_out_weight_norms(graph: dict[str, Any]) -> Iterator[Any]:
     """Yield the nodes of a graph, with weight normalization as products: v * (g / norm(v)).
 
-    torch's own kernel does not check sizes: it writes beyond a `g` that is too small (2.13).
+    torch's own kernel does not check sizes: it writes out of bounds if `g` is too small (2.13).
     """
     values = graph["tensor_values"]
     for node in graph["nodes"]:
@@ -219,7 +219,7 @@ def _fill(node: dict[str, Any]) -> None:
 
 
 def _check(records: Mapping[str, bytes]) -> Iterator[str]:
-    """Yield the parts that `torch.export.load` would unpickle, evaluate or look up by name.
+    """Yield the parts that are not allowed, because `torch.export.load` may execute them.
 
     torch unpickles weights, sample inputs and older layouts, and evaluates the expressions of
     dynamic shapes and of guards. It calls any function below `torch` that a node names, such as

@@ -1,11 +1,10 @@
 """Checks an untrusted Keras file against a list of allowed layers, functions and settings.
 
 A config names classes and functions, which Keras looks up and calls with values from the file.
-Keras's safe mode guards neither constructors nor functions: `keras.layers.TFSMLayer` loads a
-SavedModel, `keras.datasets.mnist.load_data` accesses the internet. The whole config may therefore
-consist only of the layers, operators, their parts, functions and words listed here, of names,
-einsum equations and numbers, and of nested lists and objects of these. Keras gets a copy of the
-checked content, because two readers of one file may read different content.
+Keras's safe mode refuses only some of them. For example, it accepts
+`keras.datasets.mnist.load_data`, which accesses the internet. The texts in a config may therefore
+only be classes, functions, modules and words listed here, names, and einsum equations. Keras gets
+a copy of the checked content, because two readers of one file may read different content.
 """
 
 import io
@@ -317,7 +316,7 @@ def _strange_settings(config: dict[str, Any], where: str) -> Reasons:
 
 
 def _strange_value(value: Any, where: str) -> Reasons:
-    """Yield reasons to refuse values other than numbers, words, objects and nests of these."""
+    """Yield reasons to refuse the texts, keys and objects inside a value that are not allowed."""
     if isinstance(value, str) and value not in WORDS:
         yield _refusal(where, value, "a word that Keras's layers take as a setting")
     elif isinstance(value, list):

@@ -127,8 +127,9 @@ def read_quantized(path: Path) -> bytes:
     """Check a quantized file; return its content with the external data inlined.
 
     Raises:
-        ModelError: the file is too large or damaged, or it has a cycle, functions, operators that
-            are not allowed, or data in files that are not beside it.
+        ModelError: the file is damaged or too large with its data, or it has a cycle, functions,
+            operators that are not allowed, or data in files that are not beside it.
+        OSError: see `files.read_bytes`; the limit is 2 GiB.
     """
     content = files.read_bytes(path, MAX_BYTES)
     proto = _parse(content, path)
@@ -283,10 +284,10 @@ def _check(proto: onnx.ModelProto, path: Path) -> None:
 
 
 def _check_model(proto: onnx.ModelProto) -> None:
-    """Check a model by onnx; write the inferred type of each output without a shape.
+    """Check a model with onnx's checker; write the inferred type of each output without a shape.
 
     ONNX Runtime needs no declared shape, and some exporters write none. If no shape can be
-    inferred, such as after a computed shape, the output gets a shape when the network runs.
+    inferred, such as after a Reshape to a computed shape, the output stays without one.
     """
     missing = [v for v in proto.graph.output if not v.type.tensor_type.HasField("shape")]
     unknown = []
@@ -430,7 +431,7 @@ def find_weights(
 
 
 def read_constant(node: onnx.NodeProto) -> TensorProto | None:
-    """Return the tensor of a Constant node; None for text and sparse tensors."""
+    """Return the value of a Constant as a tensor; None for a sparse tensor or a text attribute."""
     [value] = node.attribute
     if value.name == "value":
         return value.t

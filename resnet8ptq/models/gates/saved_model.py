@@ -59,9 +59,9 @@ def read_program(folder: Path) -> Program:
     """Parse a SavedModel, and check its inference part.
 
     Raises:
-        ModelError: the folder is damaged or too large, has no graph for inference, neither the
-            signature `serving_default` nor a single one, has operators beyond inference, or reads
-            variables of another folder.
+        ModelError: the folder is damaged, its graph is too large, or no graph is for inference; or
+            there is neither the signature `serving_default` nor a single one; or the graph has
+            operators beyond inference, or reads variables of another folder.
     """
     path = folder / FILE
     for stored in (folder / "variables").glob("*"):

@@ -101,8 +101,8 @@ def read_archive(path: Path, records: re.Pattern[str]) -> dict[str, bytes]:
         records: a pattern of the allowed names.
 
     Raises:
-        QuantizationError: the file is not a zip archive, is damaged, or has records that are not
-            allowed.
+        QuantizationError: the file is not a zip archive, is damaged, unpacks to too much, or has
+            records that are not allowed.
     """
     with (
         errors_as(QuantizationError, f"{path}: not an archive, or damaged"),
@@ -125,7 +125,11 @@ def pack(records: Mapping[str, bytes]) -> io.BytesIO:
 
 
 def refusal(path: Path, strange: str) -> QuantizationError:
-    """Return the error for a file with the part `strange`, which no artifact of resnet8ptq has."""
+    """Return the error for a file that resnet8ptq has not saved.
+
+    Args:
+        strange: the part or the fault that no file of resnet8ptq has.
+    """
     return QuantizationError(f"{path}: not a program that was saved here ({strange[:200]})")
 
 
