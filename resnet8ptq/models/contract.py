@@ -150,8 +150,8 @@ def match_samples(stored: SampleArray, steps: Preprocessing, contract: Contract)
         steps: the preprocessing; for records, it applies to pictures only.
 
     Raises:
-        ModelError: see `find_layout` and `find_dtype`; or the samples are one array for several
-            inputs, or records without a field for an input.
+        ModelError: see `find_layout` and `find_dtype`; or the samples are one array and the network
+            does not have exactly one input, or they are records without a field for an input.
     """
     names = names_of(stored.dtype)
     if not names:
@@ -208,7 +208,10 @@ def _fill(tensor: Tensor, stored: np.dtype[Any], steps: Preprocessing, length: i
 
 
 def _is_text(name: str, stored: np.dtype[Any]) -> bool:
-    """Return whether a field holds tokens, their mask or their types, which padding extends."""
+    """Return whether a field is a vector of integers or booleans that is as long as the mask.
+
+    Padding extends only such fields, for example tokens and their types.
+    """
     if name not in find_masked(stored):
         return False
     kind = stored[name]
@@ -232,7 +235,9 @@ def _only_length(contract: Contract, stored: np.dtype[Any]) -> int | None:
 
 
 def _any_length(contract: Contract, stored: np.dtype[Any]) -> tuple[str, ...]:
-    """Return the names of the text inputs of free length; empty if the mask is not among them.
+    """Return the names of the inputs of free length whose fields are as long as the mask.
+
+    The result is empty if the mask is not among them.
 
     A network without the mask as an input cannot ignore padding.
     """
@@ -316,7 +321,7 @@ def find_layout(sample_shape: tuple[int, ...], tensor: Tensor) -> Layout | None:
 
 
 def _advise(sample_shape: tuple[int, ...], takes: Shape) -> str:
-    """Return the settings with which pictures [H, W, C] fit; empty if there are none."""
+    """Return settings that may make pictures [H, W, C] fit an input; empty if none are known."""
     if len(takes) != 3 or len(sample_shape) != 3 or sample_shape[2] not in (1, 3):
         return ""
     if takes[2] in (1, 3):
@@ -336,7 +341,7 @@ def _advise(sample_shape: tuple[int, ...], takes: Shape) -> str:
 def picture_size(contract: Contract, fixed: Collection[str] = ()) -> tuple[int, int] | None:
     """Return height and width of a network's input pictures, with 1 or 3 channels first or last.
 
-    Returns None if height or width is free, or unless the network has one input, a picture.
+    Returns None if height or width is free, or if the inputs are not exactly one such picture.
 
     Args:
         fixed: names of inputs with set values, which do not count.

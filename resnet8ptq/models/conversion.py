@@ -1,10 +1,9 @@
 """Converts a network's file to ONNX, and checks that ONNX Runtime agrees with the original.
 
-`check_torch` compares torch separately, because importing and running it takes longer than the
-conversion.
+`check_torch` compares torch separately, because many runs do not use torch.
 
-The conversion runs in a separate process (see `model.load_network`), because the main process never
-imports TensorFlow.
+The conversion runs in a separate process (see `model.load_network`), so that a file that crashes
+the converter does not end the main process.
 """
 
 import json
@@ -267,9 +266,9 @@ def _write_files(
 def check_torch(
     path: Path, samples: SampleArray, steps: Arithmetic = RAW, final: str = VALUES
 ) -> str:
-    """Return torch's difference from ONNX Runtime, or why torch cannot run the network, as JSON.
+    """Return torch's difference from ONNX Runtime, or why torch cannot run the network correctly.
 
-    The JSON has the attribute `parity` or `without_torch` of a `Conversion`.
+    The result is JSON with the attribute `parity` or `without_torch` of a `Conversion`.
     """
     proto = onnx.load(path)
     label = f"torch, {path.stem}"
@@ -315,8 +314,8 @@ def _run_on(
 ) -> Callable[[Predict], Outputs]:
     """Return a function that runs the samples through a network, and returns its outputs.
 
-    The batches fit the batch size of `proto` and the memory budget. Texts of free length are sorted
-    by length.
+    The network gets batches of the fixed size of `proto`. If the size is free, the memory budget
+    limits it. Texts of free length are sorted by length.
     """
     contract = read_contract(proto.graph)
     longest = None
@@ -347,7 +346,7 @@ def _run_on(
 
 
 def _find_batch(network: Network, samples: SampleArray) -> Network:
-    """Fix the batch size at 1 if the file declares it free but the graph only runs one sample.
+    """Fix the batch size at 1 if the file declares it free, but the network fails on two samples.
 
     Two kinds of outputs also need a batch of 1. A scalar is one number for the whole batch, and the
     size of detections depends on data.
@@ -374,9 +373,8 @@ def _fix_sizes(
     batch axis where only the outputs of the freed graph have one.
 
     Raises:
-        ModelError: the file fixes the batch size, and the graph cannot be run with the samples.
-        Exception: the file leaves the batch size free, and the graph cannot be run or returns other
-            values; see `batch_axis.fix_sizes` and `compare_outputs`.
+        ModelError: the graph works neither with a free batch size nor with its fixed one.
+        Exception: other failures; see `batch_axis.fix_sizes` and `compare_outputs`.
     """
     fixed = read_contract(network.proto.graph).batch
     first = samples[:3]

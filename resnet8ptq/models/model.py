@@ -84,8 +84,8 @@ def check_file(config: ModelConfig, source: Path, cache_root: Path) -> None:
         source: the result of `locate`.
 
     Raises:
-        ModelError: the file is refused, its format takes no `model.inputs`, or its check took too
-            much memory or time.
+        ModelError: the file is refused, its format takes no `model.inputs`, or its check crashed or
+            took too much memory or time.
     """
     file_format = None if config.module is not None else formats.find_format(source)
     if file_format is None:
@@ -117,13 +117,14 @@ def load_network(
 ) -> Fp32Model:
     """Locate, check and convert the network; conversions are cached by content.
 
-    Samples decide the sizes of the graph. `summary.summarize` reads a network without them.
+    Samples decide the sizes of the graph.
 
     Args:
         torch: whether to compare torch with ONNX Runtime.
 
     Raises:
-        ModelError: see `locate` and `conversion.convert`; or the network cannot be folded.
+        ModelError: see `locate`, `hash_network` and `conversion.convert`; or folding failed, or a
+            separate process crashed or took too much memory or time.
         DataError: see `conversion.convert`.
         ParityError: see `conversion.convert`. Up to 1,000 samples are compared (those of
             calibration, if there are any).

@@ -66,13 +66,13 @@ def hash_network(config: ModelConfig, source: Path) -> str:
     """Return a hexadecimal hash of all sources of the network.
 
     These are the files, `model.inputs` and `model.outputs`; for a module also its dotted path, its
-    arguments, and the `.py` files of its top-level package, or its file.
+    arguments, and the `.py` files of its top-level package or module.
 
     Args:
         source: the result of `locate`.
 
     Raises:
-        ModelError: the code of a module is not found.
+        ModelError: the code of a module is not found, or `model.module` has no dot.
     """
     more: list[Any] = []
     if config.inputs or config.outputs:

@@ -114,8 +114,8 @@ def _changed_operators(proto: onnx.ModelProto, version: int) -> list[str]:
 def normalize(proto: onnx.ModelProto) -> onnx.ModelProto:
     """Return a normalized model that computes the same; `proto` must not be used afterwards.
 
-    Constants become initializers, no output is one, and unused domains are dropped. Some operators
-    get a form that frameworks read correctly, see the passes.
+    Constants become initializers, no output is an initializer, and unused domains are dropped. Some
+    operators get a form that frameworks read correctly, see the passes.
     """
     graph = proto.graph
     inputs = graph_inputs(graph)
@@ -606,7 +606,7 @@ def write_ceil_mode(proto: onnx.ModelProto) -> None:
 def _find_windows(
     pool: onnx.NodeProto, spatial: Sequence[int]
 ) -> tuple[NDArray[np.bool_], NDArray[np.int64]] | None:
-    """Return for each axis whether `ceil_mode` adds a window, and where the last other one ends.
+    """Return whether `ceil_mode` adds a window along each axis, and where the other windows end.
 
     Ends are counted from the end of the input. Returns None if sizes are unknown.
     """
