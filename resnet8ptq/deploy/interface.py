@@ -30,7 +30,7 @@ class FileTensor:
 
     @property
     def ends(self) -> str:
-        """The smallest and the largest integer, as text."""
+        """The smallest and the largest value of the integer dtype, as text."""
         info = np.iinfo(self.dtype)
         return f"{info.min}, {info.max}"
 

@@ -107,8 +107,8 @@ def write_program(run: SourceRun, scored: Scored | str, folder: Path) -> str:
     """Write the program and its job into `folder`; return a line on their use.
 
     Raises:
-        ConfigError: the run's samples are missing, it stopped early, or its runtime or execution
-            provider cannot be measured on another machine.
+        ConfigError: the run's samples are missing, its scoring could stop early, or its runtime or
+            execution provider cannot be measured on another machine.
     """
     _refuse_provider("measure", run)
     _refuse_stopped("measure", run)

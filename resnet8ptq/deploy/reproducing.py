@@ -48,7 +48,7 @@ def open_samples(source: SourceRun, cache_dir: str | None) -> Scored | str:
 
     Raises:
         DataError: the data have changed since the run.
-        UnsupportedError: this version or machine does not support the network or the settings.
+        UnsupportedError: the settings cannot be run here.
     """
     if source.unread:
         return source.unread
@@ -80,7 +80,7 @@ def open_samples(source: SourceRun, cache_dir: str | None) -> Scored | str:
 
 @dataclass(frozen=True)
 class Rerun:
-    """Test vectors of the artifact, and a sentence on the comparison of its predictions."""
+    """The artifact's test vectors, and a sentence on its predictions compared with the run's."""
 
     summary: str
     vectors: Vectors
@@ -90,7 +90,7 @@ class Rerun:
 def rerun(source: SourceRun, scored: Scored | str, runtime: Runtime, many: bool) -> Rerun:
     """Run the artifact on the scored samples, unless the cache has the outputs.
 
-    Only `SourceRun.call` calls this function.
+    Call it by `SourceRun.call`, because it loads the artifact.
 
     Args:
         scored: the samples, or as text the reason why they are missing. If they are missing, the

@@ -41,7 +41,7 @@ class Fault:
 
 
 def _lacks_zero_point(node: onnx.NodeProto, links: Links) -> bool:
-    """Return whether a node dequantizes a moved int8 constant without a zero point."""
+    """Return whether a node dequantizes int8 without a zero point, for a Reshape or Transpose."""
     return _is_moved(node, links, TensorProto.INT8) and not any(node.input[2:3])
 
 

@@ -93,7 +93,7 @@ def find_run(
         run_id: the id of the run; None for a sweep's recommendation or the newest single run.
         sweep: the id of a sweep's parent run; None for the newest sweep or single run.
         use: see `Recommendation.use`.
-        asked: requested limits by key of `report`; a limit of None is the sweep's own.
+        asked: requested limits by key of `report`; a limit of None is as logged.
 
     Raises:
         ConfigError: the sweep does not recommend exactly one run for the use, or a use is named for
