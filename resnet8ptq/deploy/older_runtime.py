@@ -77,11 +77,12 @@ def lower(proto: onnx.ModelProto, version: int) -> str:
     """Lower a model in place for ONNX Runtime 1.`version`; return the old and the new versions.
 
     Raises:
-        UnsupportedError: the older version does not run an operator as the file means it, or ONNX's
-            checker refuses the lowered model; the message has the reason.
+        UnsupportedError: the older version does not run an operator as the file means it, or ONNX
+            refuses the lowered model; the message has the reason.
     """
     opset, ir_version = find_formats(version)
     before = f"opset {_opset(proto)}, IR {proto.ir_version}"
+    known_error = _find_type_error(proto)
     _check_blocks(proto.graph, version)
     _drop_unused_opsets(proto)
 
@@ -98,7 +99,21 @@ def lower(proto: onnx.ModelProto, version: int) -> str:
     except onnx.checker.ValidationError as error:
         reason = str(error).splitlines()[0]
         raise UnsupportedError(f"target.onnxruntime=1.{version}: {reason}") from None
+
+    # The checker ignores types, such as uint16, which QuantizeLinear takes from opset 21 on
+    type_error = _find_type_error(proto)
+    if type_error and not known_error:
+        raise UnsupportedError(f"target.onnxruntime=1.{version}: {type_error}")
     return f"{before} -> opset {_opset(proto)}, IR {proto.ir_version}"
+
+
+def _find_type_error(proto: onnx.ModelProto) -> str:
+    """Return the first error of ONNX's inference of types and shapes; empty without one."""
+    try:
+        onnx.shape_inference.infer_shapes(proto, check_type=True, strict_mode=True)
+    except onnx.shape_inference.InferenceError as error:
+        return str(error).splitlines()[0]
+    return ""
 
 
 def _opset(proto: onnx.ModelProto) -> int:

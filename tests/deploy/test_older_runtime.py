@@ -49,6 +49,21 @@ def test_operator_that_the_older_version_lacks_is_named(body, version, reason):
         older_runtime.lower(build(24, body.replace("'", '"')), version)
 
 
+@pytest.mark.parametrize(("dtype", "is_taken"), [("uint16", False), ("uint8", True)])
+def test_a_type_that_the_older_operator_lacks_is_refused(dtype, is_taken):
+    """ONNX's checker takes the lowered node, which ONNX Runtime then does not load."""
+    body = "q = QuantizeLinear(x, s, z)  d = DequantizeLinear(q, s, z)  y = com.microsoft.Gelu(d)"
+    proto = build(21, body)
+    proto.opset_import.append(onnx.helper.make_opsetid("com.microsoft", 1))
+    for name, value in {"s": np.float32(0.1), "z": np.array(0, dtype)}.items():
+        proto.graph.initializer.append(onnx.numpy_helper.from_array(np.asarray(value), name))
+    if is_taken:
+        assert older_runtime.lower(proto, 14).endswith("-> opset 18, IR 8")
+        return
+    with pytest.raises(UnsupportedError, match=r"QuantizeLinear.*uint16"):
+        older_runtime.lower(proto, 14)
+
+
 def test_operators_of_inner_graphs_are_checked_too():
     """A pool in a branch means something else before opset 19, but is a valid node there."""
     branches = []
