@@ -48,12 +48,12 @@ def find_inside(
 def check_dynamic(
     proto: onnx.ModelProto, layers: Iterable[onnx.NodeProto], samples: Split, threads: int
 ) -> None:
-    """Check on a few samples that the inputs of layers with dynamic ranges are finite.
+    """Check on a few samples that the inputs of quantized layers are finite.
 
     A NaN or an infinite value leaves no range for the other values of its tensor.
 
     Args:
-        layers: the layers with dynamic ranges.
+        layers: the quantized layers; with method=mixed, also those with static ranges.
 
     Raises:
         QuantizationError: a layer's input has a NaN or an infinite value; the message names the
@@ -85,8 +85,8 @@ def check_dynamic(
             layer = taken[name]
             mend = say_full_mask(proto.graph, undefined)
             raise QuantizationError(
-                f"method=dynamic: {layer.op_type} {layer.name} takes NaN or infinite values, which "
-                f"leave no range: {name}; {mend or f'try nodes_to_exclude=[{layer.name}]'}"
+                f"{layer.op_type} {layer.name} takes NaN or infinite values, which leave no range: "
+                f"{name}; {mend or f'try nodes_to_exclude=[{layer.name}]'}"
             )
 
 

@@ -115,7 +115,7 @@ def draw_to_analyse(config: RunConfig, data: Dataset) -> SamplesByRole:
     """Draw training samples for the measurements of an analysis, and others for calibration.
 
     Raises:
-        ConfigError: there are too few training samples.
+        ConfigError: there are too few samples to draw from.
         DataError: all calibration samples are test samples too.
     """
     tuning = draw_held_out(data, config.held_out_images)
@@ -127,7 +127,7 @@ def draw_to_calibrate(config: RunConfig, data: Dataset) -> CalibrationSet:
     """Draw calibration samples only.
 
     Raises:
-        ConfigError: there are too few training samples.
+        ConfigError: there are too few samples to draw from.
         DataError: all calibration samples are test samples too.
     """
     return draw_calibration(data, config.calib.samples_per_class, config.seed)

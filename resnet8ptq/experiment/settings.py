@@ -41,7 +41,7 @@ class Settings:
 
     Attributes:
         asked: the requested settings.
-        config: the decided settings; in a run, they have the paths of data and network.
+        config: the decided settings; in a run, with the paths of the located files.
         runtime: the cache, the threads, the time limit and the device.
         network: the network's file, or for a module the file of its weights; in an inspection of
             another program's file, that file.
@@ -64,7 +64,7 @@ class Settings:
         """The data set, before it is arranged for the network.
 
         Raises:
-            PtqError: a file is missing or damaged, or the settings do not fit the data.
+            PtqError: see `registry.read`.
         """
         config = self.config
         calibrating = self.config.calib.images

@@ -34,7 +34,7 @@ def open_subject(
 
     Raises:
         PtqError: data or network are missing or damaged, or do not fit each other or the task; or
-            there are too few training samples.
+            there are too few samples to draw from.
     """
     config = settings.config
     data, fp32 = load_data_and_network(settings)

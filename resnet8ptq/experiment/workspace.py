@@ -90,7 +90,7 @@ class Workspace:
         return Prepared(self.fp32, self.fp32, Decisions.of(self.config))
 
     def plan(self, decisions: Decisions) -> Plan:
-        """Return the scheme of each layer's weights, with 7 bits if the framework uses 7."""
+        """Return the scheme of each layer's weights; 7 bits replace 8 if the framework uses 7."""
         seven_bits = self.settings.quantizer.resolve().weight_bits == 7
         return Plan.of(decisions, WeightScheme.of(self.config, seven_bits))
 

@@ -26,7 +26,7 @@ MOST_CHARACTERS = 400  # most characters of a text
 
 
 def write(folder: Path, task: Task, comparison: Comparison, samples: Split) -> None:
-    """Write `FILE`, if the samples are pictures or texts, and each has a class as its answer.
+    """Write `FILE` for pictures that `to_png` takes and for texts, if each answer is a class.
 
     Args:
         samples: the scored samples, in the order of the answers.

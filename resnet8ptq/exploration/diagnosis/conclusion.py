@@ -162,7 +162,7 @@ class DiagnosisResult(RunResult):
     def summary(self) -> str:
         """Return the faults and the best change in one line.
 
-        Without outcomes of changes, the line names all findings and the costs of the halves.
+        Without outcomes of changes, the line names all findings, and the costs of `halves`.
         """
         if not self.outcomes:
             names = ", ".join(finding.name for finding in self.findings) or "no single cause"

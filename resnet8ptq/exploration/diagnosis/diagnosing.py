@@ -52,7 +52,8 @@ _STATIC = "+analysis=diagnose takes calibrated ranges; +analysis=compare takes a
 def analyse(settings: Settings, folder: Path, run: Recorder) -> DiagnosisResult:
     """Measure tensor by tensor, find faults, try changes, and write and print the result.
 
-    With `analysis.try_changes=false`, nothing is tried or printed. See `dispatch.run_or_analyse`.
+    With `analysis.try_changes=false`, no change is tried, and the result is not printed. See
+    `dispatch.run_or_analyse`.
 
     Raises:
         UnsupportedError: the method is not `static`, the backend cannot take the settings or the
