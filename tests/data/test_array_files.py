@@ -141,6 +141,17 @@ def test_class_names(tmp_path, name):
     assert read(tmp_path / "a.npz", classes=["a", "b", "c"]).class_names == ("a", "b", "c")
 
 
+def test_class_names_of_masks(tmp_path):
+    """A mask may have 255, which is no class."""
+    masks = np.resize(np.uint8([0, 1, 2, 255]), (COUNT, 2, 4))
+    names = ["no", "yes", "maybe"]
+    np.savez(tmp_path / "a.npz", x=INPUTS, y=masks)
+    assert read(tmp_path / "a.npz").class_names == ()
+    assert read(tmp_path / "a.npz", classes=names).class_names == tuple(names)
+    np.savez(tmp_path / "b.npz", x=INPUTS, y=masks, classes=names)
+    assert read(tmp_path / "b.npz").class_names == tuple(names)
+
+
 def test_equal_samples_stay_on_one_side(tmp_path):
     doubled = np.concatenate([INPUTS, INPUTS])
     np.savez(tmp_path / "a.npz", x=doubled, y=np.concatenate([LABELS, LABELS]))

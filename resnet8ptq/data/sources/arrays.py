@@ -2,7 +2,7 @@
 
 import hashlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -87,7 +87,12 @@ def load(config: ArraysConfig, preprocess: PreprocessConfig, cache_root: Path) -
     class_names: tuple[str, ...] = ()
     named = True
     if highest:
-        class_names, named = _find_classes(arrays, config, root, max(highest))
+        names, origin = _find_class_names(arrays, config, root)
+        class_names, named = name_classes(root, max(highest), names, origin)
+    elif any(map(_has_masks, sides)):
+        # The task compares names and labels, because it knows which labels are ignored
+        names, _ = _find_class_names(arrays, config, root)
+        class_names = tuple(names or ())
     title = root.name.partition(".")[0] or root.name
     if root.parent.name == FROM_MEMORY:  # the folder's name is a hash
         title = "samples in memory"
@@ -234,30 +239,30 @@ def _read_groups(groups: SourcedArray) -> NDArray[np.int64]:
     return np.unique(names, return_inverse=True)[1].astype(np.int64)
 
 
-def _find_classes(
-    arrays: Arrays, config: ArraysConfig, root: Path, highest: int
-) -> tuple[tuple[str, ...], bool]:
-    """Return the names of the classes, and whether the user or an array names them.
+def _has_masks(split: Split) -> bool:
+    labels = split.labels
+    return labels is not None and labels.dtype == np.uint8 and labels.ndim == 3
+
+
+def _find_class_names(
+    arrays: Arrays, config: ArraysConfig, root: Path
+) -> tuple[Sequence[str] | None, str]:
+    """Return the names of the classes, or None, and the setting or array that may hold them.
 
     Raises:
         ConfigError: several arrays may hold the names.
-        DataError: the names are not text, more than 1,000 or not all different, or a label has no
-            name.
+        DataError: the names in an array are not text, more than 1,000, or not all different.
     """
-    names = config.classes
-    origin = "data.classes"
+    if config.classes is not None:
+        return config.classes, "data.classes"
     stored = pick(arrays, CLASSES, root)
-    if names is None and stored is not None:
-        array = arrays[stored]()
-        origin = stored
-        if array.dtype.kind != "U" or array.ndim != 1 or len(array) > MAX_CLASSES:
-            raise DataError(
-                f"{root}: {stored} is {describe(array)}; expected at most {MAX_CLASSES} names, as "
-                "text"
-            )
-        if len(set(array.tolist())) != len(array):
-            raise DataError(
-                f"{root}: {stored} is {describe(array)}; expected different names as text"
-            )
-        names = [printable(name) for name in array.tolist()]
-    return name_classes(root, highest, names, origin)
+    if stored is None:
+        return None, "data.classes"
+    array = arrays[stored]()
+    if array.dtype.kind != "U" or array.ndim != 1 or len(array) > MAX_CLASSES:
+        raise DataError(
+            f"{root}: {stored} is {describe(array)}; expected at most {MAX_CLASSES} names, as text"
+        )
+    if len(set(array.tolist())) != len(array):
+        raise DataError(f"{root}: {stored} is {describe(array)}; expected different names as text")
+    return [printable(name) for name in array.tolist()], stored
