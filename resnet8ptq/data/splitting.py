@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from resnet8ptq.config.schema import SplitConfig
 from resnet8ptq.core.console import warn_once
-from resnet8ptq.core.errors import ConfigError, DataError
+from resnet8ptq.core.errors import DataError
 from resnet8ptq.data.dataset import Dataset, Split
 
 log = logging.getLogger(__name__)
@@ -205,18 +205,12 @@ def keep_split(
 
     Raises:
         DataError: training and test samples differ in shape.
-        ConfigError: training and test pictures differ in size, and `preprocess.size` is null.
     """
     # Both sides must have one shape
     sides = (train.split, test.split)
     trained = train.split.stored.shape[1:]
     tested = test.split.stored.shape[1:]
     if trained != tested:
-        if train.split.has_pictures and test.split.has_pictures:
-            raise ConfigError(
-                f"preprocess.size: got null, but {root} has training pictures {trained} and test "
-                f"pictures {tested}; expected [height, width], or one number for both"
-            )
         raise DataError(
             f"{root}: training and test samples are {trained} and {tested}; expected one shape for "
             "both"

@@ -321,4 +321,4 @@ def _measured(task: Task, record: RunRecord, size: int) -> list[tuple[str, str, 
 def _short(value: float) -> str:
     if not value:
         return ""
-    return f"{value:.3f}".rstrip("0")
+    return f"{value:.3f}".rstrip("0").rstrip(".")

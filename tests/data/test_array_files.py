@@ -152,6 +152,30 @@ def test_class_names_of_masks(tmp_path):
     assert read(tmp_path / "b.npz").class_names == tuple(names)
 
 
+def test_more_names_than_columns_of_labels_are_refused(tmp_path):
+    np.savez(tmp_path / "a.npz", x=INPUTS, y=np.ones((COUNT, 2), np.uint8))
+    with pytest.raises(DataError, match=r"labels up to 1, but 3 class names \(data\.classes\)"):
+        read(tmp_path / "a.npz", classes=["a", "b", "c"])
+
+
+@pytest.mark.parametrize("shape", [(COUNT, 0), (COUNT, 0, 4)])
+def test_labels_without_values_are_refused(tmp_path, shape):
+    np.savez(tmp_path / "a.npz", x=INPUTS, y=np.zeros(shape, np.uint8))
+    with pytest.raises(DataError, match="expected values for each sample"):
+        read(tmp_path / "a.npz")
+
+
+def test_pictures_of_two_sizes_do_not_ask_for_a_size(tmp_path):
+    """Arrays are split before they are resized."""
+    sides = {}
+    for side, size in (("train", 8), ("test", 6)):
+        sides[f"x_{side}"] = np.arange(2 * size * size * 3, dtype=np.uint8).reshape(2, size, -1, 3)
+        sides[f"y_{side}"] = np.arange(2)
+    np.savez(tmp_path / "a.npz", **sides)
+    with pytest.raises(DataError, match="expected one shape for both"):
+        read(tmp_path / "a.npz")
+
+
 def test_equal_samples_stay_on_one_side(tmp_path):
     doubled = np.concatenate([INPUTS, INPUTS])
     np.savez(tmp_path / "a.npz", x=doubled, y=np.concatenate([LABELS, LABELS]))

@@ -73,6 +73,18 @@ def test_classes_may_be_in_the_networks_order_and_more(boxes):
     assert data.class_ids == (20, -2, 3, 7)
 
 
+def test_a_category_with_a_negative_id_keeps_it(tmp_path):
+    content = {
+        "images": [{"id": 1, "file_name": "a.png", "width": 8, "height": 8}],
+        "categories": [{"id": -2, "name": "cat"}, {"id": 3, "name": "dog"}],
+        "annotations": [{"image_id": 1, "category_id": -2, "bbox": [1, 1, 4, 4]}],
+    }
+    (tmp_path / "a.json").write_text(json.dumps(content))
+    annotations = coco.read_annotations(tmp_path / "a.json", ["cat", "cow", "dog"])
+    [(_, _, label, _)] = annotations.boxes[1]
+    assert (label, len(set(annotations.class_ids))) == (0, 3)
+
+
 def test_all_pictures_are_scored_where_others_calibrate(boxes, tmp_path):
     detectors.write_pictures(tmp_path / "more", count=5, seed=1)
     others = tmp_path / "more" / "images"

@@ -133,6 +133,12 @@ def test_a_row_without_a_group_is_named(tmp_path):
         read(path)
 
 
+def test_groups_that_are_lists_are_refused(tmp_path):
+    path = write(tmp_path / "a.parquet", **numbers(), clips=[[1], [2]] * 4)
+    with pytest.raises(DataError, match=r"column 'clips': got list.* expected groups as numbers"):
+        read(path)
+
+
 def test_pictures_by_path(tmp_path):
     path = write(tmp_path / "a.csv", **write_pictures(tmp_path))
     data = read(path)
@@ -237,6 +243,13 @@ def test_labels_of_words_must_be_integers_or_texts():
         columns.word_labels(DataTable(Path("t"), words, ""), ["tags"], None, "words")
 
 
+def test_lists_without_labels_of_words_are_refused():
+    empty = pa.array([[], []], pa.list_(pa.int64()))
+    words = pa.table({"words": pa.array([[], []], pa.list_(pa.string())), "tags": empty})
+    with pytest.raises(DataError, match="column 'tags': all lists are empty"):
+        columns.word_labels(DataTable(Path("t"), words, ""), ["tags"], None, "words")
+
+
 # What is refused
 
 CELLS = {
@@ -296,6 +309,8 @@ def test_columns_that_are_not_there(tmp_path):
         read(path, labels="kinds")
     with pytest.raises(ConfigError, match=r"data\.split: got side, .* has no column of that name"):
         read(path, labels="kind", split="side")
+    with pytest.raises(ConfigError, match=r"data\.labels: got kinds, .* has no column of that"):
+        read(path, labels=["kind", "kinds"])
     with pytest.raises(DataError, match=r"column 'day', line 2: got datetime.*expected a number"):
         read(path, labels="kind", inputs=["day"])
     (tmp_path / "b.csv").write_text("a,a,y\n1,2,0\n")
@@ -534,6 +549,17 @@ def test_labels_that_are_no_classes_are_refused(columns_of, chosen, message):
     content = DataTable(Path("t"), pa.table(columns_of), "")
     with pytest.raises(DataError, match=message):
         columns.labels(content, chosen, ["cat", "dog"])
+
+
+@pytest.mark.parametrize(
+    ("columns_of", "chosen"),
+    [({"y": [[1, 1], [0, 0]]}, ["y"]), ({"cat": [1, 0], "dog": [1, 0]}, ["cat", "dog"])],
+)
+def test_more_names_than_columns_of_labels_are_refused(columns_of, chosen):
+    """The table of the classes needs a name for each column."""
+    content = DataTable(Path("t"), pa.table(columns_of), "")
+    with pytest.raises(DataError, match=r"labels up to 1, but 3 class names \(data\.classes\)"):
+        columns.labels(content, chosen, ["cat", "dog", "cow"])
 
 
 # Columns that would be left out, or taken, without a word

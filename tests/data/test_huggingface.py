@@ -57,6 +57,14 @@ def test_a_third_split_is_refused_with_the_way_to_leave_it_out(tmp_path):
         read(tmp_path / "a")
 
 
+def test_a_column_of_sides_beside_splits_is_refused(tmp_path):
+    """It would have no effect."""
+    saved = {"train": pictures(0), "test": pictures(2, 2)}
+    datasets.DatasetDict(saved).save_to_disk(tmp_path / "a")
+    with pytest.raises(ConfigError, match=r"data\.split: got fold, .* the splits train, test"):
+        read(tmp_path / "a", split="fold")
+
+
 def test_arrays_and_a_selection(tmp_path):
     """Of a data set that was shuffled or selected from, what it shows is read."""
     features = datasets.Features(

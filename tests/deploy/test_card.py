@@ -47,3 +47,8 @@ def test_card_has_the_size_of_the_file_beside_it():
     assert record.size_bytes == 100_000
     rows = {title: own for title, own, _ in card._measured(record.task, record, size=123_456)}
     assert rows["size, kB"] == "123.456"
+
+
+@pytest.mark.parametrize(("value", "shown"), [(25.0, "25"), (1.5, "1.5"), (0.0001, "0"), (0, "")])
+def test_a_number_does_not_end_in_a_point(value, shown):
+    assert card._short(value) == shown

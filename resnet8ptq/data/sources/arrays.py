@@ -81,14 +81,16 @@ def load(config: ArraysConfig, preprocess: PreprocessConfig, cache_root: Path) -
 
     # Name the classes, then split the samples
     highest = []
+    are_columns = False
     for split in sides:
         if split.labels is not None and split.labels.dtype.kind in "ib":
             highest.append(find_highest(split.labels))
+            are_columns = are_columns or split.labels.dtype.kind == "b"
     class_names: tuple[str, ...] = ()
     named = True
     if highest:
         names, origin = _find_class_names(arrays, config, root)
-        class_names, named = name_classes(root, max(highest), names, origin)
+        class_names, named = name_classes(root, max(highest), names, origin, are_columns)
     elif any(map(_has_masks, sides)):
         # The task compares names and labels, because it knows which labels are ignored
         names, _ = _find_class_names(arrays, config, root)

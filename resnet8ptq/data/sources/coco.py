@@ -345,9 +345,10 @@ def _order(
             f"data.classes: got {len(classes)} names without {missing[0]!r}; expected every "
             "category of the annotations, in the order of the network's outputs"
         )
+    lowest = min(0, *categories)
     ids = []
     for label, name in enumerate(classes):
-        ids.append(known.get(name, -1 - label))
+        ids.append(known.get(name, lowest - 1 - label))
     return tuple(classes), tuple(ids)
 
 

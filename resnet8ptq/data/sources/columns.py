@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from resnet8ptq.core.errors import ConfigError, DataError
+from resnet8ptq.core.errors import ConfigError, DataError, errors_as
 from resnet8ptq.core.text import list_names, printable
 from resnet8ptq.data.dataset import MAX_SAMPLES
 from resnet8ptq.data.decoding import Picture
@@ -320,13 +320,17 @@ def _common_dtype(parts: Sequence[NDArray[Any]]) -> np.dtype[Any]:
     return dtype
 
 
-def _read_numbers(table: DataTable, name: str) -> NDArray[Any]:
+def _read_numbers(table: DataTable, name: str, key: str = "data.inputs") -> NDArray[Any]:
     """Return a column of numbers as [N], or of lists of numbers as [N, ...]; booleans as uint8.
 
+    Args:
+        key: the setting that names the column, for the error.
+
     Raises:
+        ConfigError: the name is not that of one column.
         DataError: a cell is not a finite number, or lists are empty or differ in length.
     """
-    column = table.column("data.inputs", name)
+    column = table.column(key, name)
     cell = partial(table.rows.cell, name)
     shape = [len(column)]
     if not is_numbers(column):
@@ -435,7 +439,7 @@ def labels(
     if _is_list(column.type) and not pa.types.is_floating(column.type.value_type):
         return _several(column.to_pylist(), source, cell, classes)
     if pa.types.is_floating(column.type):
-        return _read_numbers(table, name), (), True
+        return _read_numbers(table, name, "data.labels"), (), True
     if not pa.types.is_integer(column.type):
         raise DataError(
             f"{source}: got {column.type}, expected labels as integers from 0 or as text, or "
@@ -479,6 +483,8 @@ def word_labels(
 
     # Read the labels of all words at once, then divide them by text
     flat = pc.list_flatten(column)
+    if not len(flat):
+        raise DataError(f"{source}: all lists are empty, expected a label for each word")
     ends = np.cumsum(sizes)
 
     def cell_of_word(index: int) -> str:
@@ -506,14 +512,16 @@ def _of_columns(
     Raises:
         DataError: a cell is neither 0 nor 1, or there are more columns than `classes`.
     """
-    rows = np.stack([_read_numbers(table, name) for name in names], axis=1)
+    rows = np.stack([_read_numbers(table, name, "data.labels") for name in names], axis=1)
     if not np.isin(rows, (0, 1)).all():
         raise DataError(
             f"{table.source}: columns {list_names(names)}: got other values than 0 and 1; expected "
             "a column of 0 and 1 for each class"
         )
-    named, _ = name_classes(table.source, len(names) - 1, classes or names)
-    return read_binary(rows, f"{table.source}: columns {list_names(names)}"), named, True
+    source = f"{table.source}: columns {list_names(names)}"
+    labels = read_binary(rows, source)
+    named, _ = name_classes(source, len(names) - 1, classes or names, exact=labels.ndim == 2)
+    return labels, named, True
 
 
 def _several(
@@ -544,8 +552,9 @@ def _several(
     lengths = {len(row) for row in rows}
     of_one_length = len(lengths) == 1
     if of_one_length and (is_repeated or len(rows[0]) == 2) and different <= {0, 1}:
-        named_classes = name_classes(source, len(rows[0]) - 1, classes)
-        return read_binary(np.array(rows), source), *named_classes
+        labels = read_binary(np.array(rows), source)
+        highest = len(rows[0]) - 1
+        return labels, *name_classes(source, highest, classes, exact=labels.ndim == 2)
 
     # Find the classes, and the number of each label
     known: dict[Any, int]
@@ -584,7 +593,10 @@ def groups(table: DataTable, name: str) -> NDArray[np.int64]:
         texts = cells.to_pylist()
         if "" in texts:
             raise _empty(table.rows.cell(name, texts.index("")))
-    return cells.combine_chunks().dictionary_encode().indices.to_numpy().astype(np.int64)
+    got = f"{table.source}: column {name!r}: got {cells.type}"
+    with errors_as(DataError, got, "expected groups as numbers or texts"):
+        encoded = cells.combine_chunks().dictionary_encode()
+    return encoded.indices.to_numpy().astype(np.int64)
 
 
 def _by_name(

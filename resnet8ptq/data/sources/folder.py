@@ -59,7 +59,22 @@ def load(config: FolderConfig, preprocess: PreprocessConfig, cache_root: Path) -
     if unknown:
         raise DataError(f"{sides[1]}: class {unknown[0]!r} has no folder in {sides[0]}")
     train, test = [_decode(side, names, config, preprocess, cache_root) for side in sides]
+    _check_sizes(train.split, test.split, root)
     return keep_split(root.name, names, train, test, root)
+
+
+def _check_sizes(train: Split, test: Split, root: Path) -> None:
+    """Raise `ConfigError` if training and test pictures differ in size.
+
+    They can differ only if `preprocess.size` is null.
+    """
+    trained = train.stored.shape[1:]
+    tested = test.stored.shape[1:]
+    if trained != tested:
+        raise ConfigError(
+            f"preprocess.size: got null, but {root} has training pictures {trained} and test "
+            f"pictures {tested}; expected [height, width], or one number for both"
+        )
 
 
 def _warn_of_loose(folders: Iterable[Path]) -> None:
@@ -124,6 +139,7 @@ def _load_paired(
         data = split_one(root.name, (), splits[0].split, root, config, mend=mend)
     else:
         train, test = splits
+        _check_sizes(train.split, test.split, root)
         data = keep_split(root.name, (), train, test, root)
     return replace(data, class_names=tuple(config.classes or ()))
 

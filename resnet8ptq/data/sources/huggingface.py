@@ -16,6 +16,7 @@ import pyarrow as pa
 from resnet8ptq.config.schema import PreprocessConfig, TableConfig
 from resnet8ptq.core import files, invocation
 from resnet8ptq.core.errors import ConfigError, DataError
+from resnet8ptq.core.text import list_names
 from resnet8ptq.data.dataset import Dataset
 from resnet8ptq.data.decoding import Picture
 from resnet8ptq.data.sources import SOURCES, table, texts, unpacking
@@ -59,6 +60,11 @@ def _open(config: TableConfig, cache_root: Path) -> tuple[DataTable, TableConfig
     # Several sides are a split
     notes = json.loads(rows.schema.metadata[_NOTES])
     if len(notes["sides"]) > 1:
+        if config.split is not None:
+            raise ConfigError(
+                f"data.split: got {config.split}, and {root} has the splits "
+                f"{list_names(notes['sides'])}; expected null"
+            )
         config = replace(config, split=table.SIDE)
     else:
         rows = rows.drop_columns([table.SIDE])

@@ -29,6 +29,8 @@ def read_labels(labels: SourcedArray) -> Array:
         DataError: the labels have no such form.
     """
     stored = labels.values
+    if 0 in stored.shape:
+        raise DataError(f"{labels}: got {describe(stored)}, expected values for each sample")
 
     # Numbers for each class, values and pictures
     if _is_binary(stored):
@@ -157,7 +159,11 @@ def check_labels(labels: Array, source: object) -> NDArray[np.int64]:
 
 
 def name_classes(
-    source: object, highest: int, names: Sequence[str] | None, origin: str = "data.classes"
+    source: object,
+    highest: int,
+    names: Sequence[str] | None,
+    origin: str = "data.classes",
+    exact: bool = False,
 ) -> tuple[tuple[str, ...], bool]:
     """Return the names of the classes, and whether `names` is set; by default, numbers are names.
 
@@ -165,16 +171,17 @@ def name_classes(
     (('0', '1', '2'), False)
 
     Args:
-        source: the file or folder of the labels, for the error.
-        highest: the highest label.
+        source: the origin of the labels, for the error.
+        highest: the highest class number.
         origin: the setting or array that holds `names`, for the error.
+        exact: whether there must not be more names, as for a matrix with a column for each class.
 
     Raises:
-        DataError: the highest label has no name.
+        DataError: the highest class has no name; or, if `exact`, there are more names.
     """
     if names is None:
         return tuple(map(str, range(max(highest + 1, 2)))), False
-    if highest >= len(names):
+    if highest >= len(names) or (exact and highest + 1 < len(names)):
         raise DataError(
             f"{source}: labels up to {highest}, but {len(names)} class names ({origin}); expected "
             "one for each"
