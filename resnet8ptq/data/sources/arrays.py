@@ -89,12 +89,12 @@ def load(config: ArraysConfig, preprocess: PreprocessConfig, cache_root: Path) -
     class_names: tuple[str, ...] = ()
     named = True
     if highest:
-        names, origin = _find_class_names(arrays, config, root)
-        class_names, named = name_classes(root, max(highest), names, origin, are_columns)
+        wanted, origin = _find_class_names(arrays, config, root)
+        class_names, named = name_classes(root, max(highest), wanted, origin, are_columns)
     elif any(map(_has_masks, sides)):
         # The task compares names and labels, because it knows which labels are ignored
-        names, _ = _find_class_names(arrays, config, root)
-        class_names = tuple(names or ())
+        wanted, _ = _find_class_names(arrays, config, root)
+        class_names = tuple(wanted or ())
     title = root.name.partition(".")[0] or root.name
     if root.parent.name == FROM_MEMORY:  # the folder's name is a hash
         title = "samples in memory"
