@@ -562,6 +562,14 @@ def test_more_names_than_columns_of_labels_are_refused(columns_of, chosen):
         columns.labels(content, chosen, ["cat", "dog", "cow"])
 
 
+@pytest.mark.parametrize(("limit", "says"), [({"rows": 3}, "has 4 rows"), ({"bytes": 30}, "bytes")])
+def test_a_csv_file_has_the_limits_of_other_tables(limit, says, tmp_path, monkeypatch):
+    path = write(tmp_path / "a.csv", a=[1, 2, 3, 4], label=[0, 1, 0, 1])
+    monkeypatch.setattr(columns, "LIMITS", Limits(**limit))
+    with pytest.raises(DataError, match=says):
+        read(path)
+
+
 # Columns that would be left out, or taken, without a word
 
 ODD_NUMBERS = {

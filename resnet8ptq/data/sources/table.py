@@ -58,8 +58,8 @@ def load(config: TableConfig, preprocess: PreprocessConfig, cache_root: Path) ->
     Raises:
         ConfigError: columns are not recognized, a setting does not fit them, or a package is
             missing.
-        DataError: a file is damaged or has too few rows, or a column, cell or picture is
-            unsuitable.
+        DataError: a file or the tokenizer is damaged or too large, there are too few rows, or a
+            column, cell or picture is unsuitable.
     """
     table, config = _open(config, cache_root)
     return build(table, table.source.parent, config, preprocess, cache_root)
@@ -105,7 +105,7 @@ def _number_rows(path: Path, count: int) -> FileRows:
 
 
 def _join(train: pa.Table, test: pa.Table, config: TableConfig) -> pa.Table:
-    """Return the rows of both tables, with a column that names their split.
+    """Return the rows of both tables, with an added column of `train` or `test`.
 
     The rows of a table that lacks a column have null in it.
 
@@ -145,7 +145,8 @@ def build(
     Raises:
         ConfigError: columns are not recognized, a setting does not fit them, or a package is
             missing.
-        DataError: the table has too few rows, or a column, cell or picture is unsuitable.
+        DataError: the table has too few rows, a column, cell or picture is unsuitable, or the
+            tokenizer is damaged.
     """
     root = table.source
     if not len(table.columns):
@@ -224,7 +225,7 @@ class _TableSamples:
     Attributes:
         rows: the row of each sample, from 0.
         names: the name of each sample in messages.
-        decoded: whether they are pictures that already have the size in the settings.
+        decoded: whether they are pictures that `decode` has resized by the settings.
         texts: the texts, if the samples are their tokens.
         words: numbers of words by token, see `texts.Encoded`; None if samples are not lists of
             words.
@@ -246,7 +247,7 @@ def _read_inputs(
     preprocess: PreprocessConfig,
     cache_root: Path,
 ) -> _TableSamples:
-    """Return the samples of a table without tokenizer: pictures or numbers.
+    """Return pictures or numbers of a table as samples.
 
     Args:
         others: all columns except labels, split and groups.
@@ -263,7 +264,7 @@ def _read_inputs(
 
 
 def _check_folder(pictures: Sequence[Picture], config: TableConfig) -> None:
-    """Raise `DataError` if no path leads to a file, because then the folder is likely wrong."""
+    """Raise `DataError` if no path exists, because then the folder is likely wrong."""
     for picture in pictures:
         if not isinstance(picture.content, Path) or picture.content.exists():
             return
@@ -304,8 +305,8 @@ def _find_pictures(
     None if there are several columns, or if the column holds neither texts nor bytes.
 
     Raises:
-        ConfigError: there is no column of that name.
-        DataError: a cell is empty, or its path leads out of `folder`.
+        ConfigError: the first name is not that of one column.
+        DataError: a cell is empty, or its path leads out of the folder.
     """
     [name, *others] = inputs
     column = table.column("data.inputs", name)
@@ -356,9 +357,9 @@ def read(path: Path, sha256: str, cache_root: Path) -> pa.Table:
             return unpacking.unpack(path, _read_parquet, sha256, EXPECTED, cache_root)
         if suffix in JSON_LINES:
             return unpacking.unpack(path, _read_json, sha256, EXPECTED, cache_root)
-        if suffix in TAGGED:
-            return read_tagged(path)
-        return _read_csv(path)
+        rows = read_tagged(path) if suffix in TAGGED else _read_csv(path)
+        columns.LIMITS.check(path, rows=len(rows), size=rows.nbytes)
+        return rows
 
 
 def read_tagged(path: Path) -> pa.Table:
@@ -594,6 +595,7 @@ def _find_sides(table: DataTable, name: str, rows: NDArray[np.int64]) -> list[ND
         rows: the row of each sample, from 0.
 
     Raises:
+        ConfigError: the name is not that of one column.
         DataError: a cell names no side, or a side has no rows.
     """
     # Each cell must name a side
