@@ -181,7 +181,7 @@ def _answer(outputs: Sequence[str]) -> str:
 
 
 def _quote(name: str) -> str:
-    """Return the name of an input or output as text of JSON, which Python reads too."""
+    """Return the name of an input or output as a JSON string, which Python reads too."""
     return json.dumps(printable(name), ensure_ascii=False)
 
 
@@ -212,7 +212,7 @@ def _say_how(record: RunRecord) -> str:
 
 
 def _tags(record: RunRecord) -> list[str]:
-    """Return the Hub's tags for the way in which the model was quantized."""
+    """Return tags for the Hub: the dtype, and how the model was quantized, if it was."""
     if not record.quantized:
         return [record.dtype]
     if record.combination.method == "qat":
