@@ -254,7 +254,7 @@ def _warn_untrained(
 def _warn_repeated(test: Split, root: Path) -> None:
     """Warn if many test samples without groups are equal.
 
-    The test behind the verdict counts each sample as independent.
+    The significance test of a verdict counts each sample as independent.
     """
     if test.groups is not None:
         return

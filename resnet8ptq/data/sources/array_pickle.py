@@ -1,7 +1,7 @@
-"""Reads untrusted pickles of uint8 arrays, such as CIFAR-10's files (Python 2, numpy 1).
+"""Reads untrusted pickles with uint8 arrays, such as CIFAR-10's files, which Python 2 wrote.
 
-The unpickler accepts only the classes and functions that a pickled array names, and replaces them.
-A file with other code is thus refused before the code runs.
+The unpickler accepts only the classes and functions in `_ALLOWED`, and replaces them. A pickle that
+names others is refused before it can call them.
 """
 
 import pickle
@@ -36,7 +36,7 @@ class Array:
         """Return the array.
 
         Raises:
-            Exception: the state is not a uint8 array in C order, or its bytes do not fill the
+            Exception: the state is not a uint8 array in C order, or its bytes do not fit the
                 shape.
         """
         _, shape, dtype, fortran_order, content = self.state
@@ -48,7 +48,7 @@ class Array:
 
 
 def _ndarray(*args: Any) -> Any:
-    """Replace the class numpy.ndarray, which the files name but never call."""
+    """Refuse a call of numpy.ndarray, which CIFAR-10's files name but never call."""
     raise pickle.UnpicklingError("it calls numpy.ndarray")
 
 

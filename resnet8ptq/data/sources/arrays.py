@@ -47,8 +47,9 @@ def load(config: ArraysConfig, preprocess: PreprocessConfig, cache_root: Path) -
     """Return the data set of the arrays in `data.root`, a file or a folder.
 
     Raises:
-        ConfigError: inputs or labels are not recognized, or a setting does not fit the arrays.
-        DataError: a file is damaged or holds pickled objects, or its arrays are unsuitable.
+        ConfigError: inputs or labels are not recognized, several arrays have a usual name, or a
+            setting does not fit the arrays.
+        DataError: a file is damaged, or arrays are missing or unsuitable.
     """
     root = Path(str(config.root))
     arrays = open_arrays(root, cache_root)
@@ -131,12 +132,12 @@ def _find_array(
 def _find_inputs(
     find: Callable[[str, str | None], SourcedArray | None], inputs: Any, cache_root: Path
 ) -> SourcedArray:
-    """Return the array of a single input, or records of the inputs in a dict, from the cache.
+    """Return the array of a single input; for a dict of inputs, their records from the cache.
 
     Raises:
-        ConfigError: there is no array of a name.
-        DataError: an array cannot be read; or arrays of a dict are empty, are not finite numbers,
-            or differ in their number of samples.
+        ConfigError: a name is neither an array nor a file.
+        DataError: an array cannot be read; or arrays of a dict are empty, are not finite numbers
+            [N, ...], or differ in N.
     """
     if not isinstance(inputs, dict):
         array = find("data.inputs", inputs)
@@ -213,7 +214,7 @@ def _read_split(
 
 
 def _warn_unused(arrays: Arrays, root: Path) -> None:
-    """Warn if an array holds a scale or an offset for the integers, since neither is applied."""
+    """Warn about a single scale or offset among the arrays, because it is not applied."""
     held = []
     settings = []
     for name in arrays:
@@ -249,11 +250,12 @@ def _has_masks(split: Split) -> bool:
 def _find_class_names(
     arrays: Arrays, config: ArraysConfig, root: Path
 ) -> tuple[Sequence[str] | None, str]:
-    """Return the names of the classes, or None, and the setting or array that may hold them.
+    """Return the names of the classes, or None, and the setting or array that they come from.
 
     Raises:
-        ConfigError: several arrays may hold the names.
-        DataError: the names in an array are not text, more than 1,000, or not all different.
+        ConfigError: several arrays have a usual name for class names.
+        DataError: the array cannot be read, or its names are not text, more than 1,000, or not all
+            different.
     """
     if config.classes is not None:
         return config.classes, "data.classes"

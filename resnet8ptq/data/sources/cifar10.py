@@ -48,7 +48,7 @@ def load(config: DataConfig, preprocess: PreprocessConfig, cache_root: Path) -> 
     """Return the data set in the folder `data.root`; the cache keeps its samples.
 
     Raises:
-        DataError: a file is missing, damaged or inconsistent; the message names it.
+        DataError: a batch is missing, or a file is damaged or unsuitable; the message names it.
     """
     folder = Path(str(config.root))
     keys: dict[Side, cache.Key] = {side: digests(folder, side, cache_root) for side in SIDES}
@@ -61,7 +61,7 @@ def fetch(folder: Path) -> Path:
     """Return the folder of the batches, downloaded and unpacked below `folder` if necessary.
 
     Raises:
-        Exception: the download failed, with any error of pooch and its downloader.
+        Exception: downloading or unpacking failed; pooch and its libraries raise many types.
     """
     members = pooch.retrieve(
         URL,
@@ -76,7 +76,7 @@ def fetch(folder: Path) -> Path:
 
 
 def digests(folder: Path, split: Side, cache_root: Path) -> dict[str, str]:
-    """Return the SHA-256 of each file of a split by name; the cache keeps it until a file changes.
+    """Return the SHA-256 of each file of a split by name, cached under the states of the files.
 
     Raises:
         DataError: a batch is missing, or cannot be read; the message names the file.
@@ -94,11 +94,10 @@ def digests(folder: Path, split: Side, cache_root: Path) -> dict[str, str]:
 def read_split(folder: Path, split: Side) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     """Return images [N, 32, 32, 3] and labels [N] from a split's files.
 
-    A batch may hold any number of images from 1.
+    Each batch needs at least one image.
 
     Raises:
-        DataError: a batch is missing, damaged or inconsistent, or holds objects other than arrays;
-            the message names the file.
+        DataError: a batch is missing, damaged or unsuitable; the message names the file.
     """
     planes, labels = zip(*(_read_batch(folder / name) for name in BATCHES[split]), strict=True)
     images = np.concatenate(planes).reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
@@ -109,7 +108,8 @@ def read_class_names(folder: Path) -> tuple[str, ...]:
     """Return the class names in `batches.meta`; without that file, the published names.
 
     Raises:
-        DataError: the file is damaged, or does not hold ten different names.
+        DataError: the file is damaged, or does not hold ten different names of letters, digits and
+            `_`.
     """
     path = folder / "batches.meta"
     if not path.exists():
@@ -134,7 +134,7 @@ def _read_batch(path: Path) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     """Return the images of a batch, [N, 3072] in planes R, G and B, and its labels [N].
 
     Raises:
-        DataError: the file is not a batch, or is damaged or inconsistent.
+        DataError: the file is missing or damaged, or is not a batch of CIFAR-10.
     """
     content = _read_dict(path)
     data = content.get("data")

@@ -240,8 +240,8 @@ def _read_list(path: Path, content: Any, key: str, read: Callable[[Entry], Any])
     """Return what `read` returns for each entry of the list `key`.
 
     Raises:
-        DataError: there is no such list, it is too long, or `read` fails; the message names the
-            entry.
+        DataError: there is no such list, it is too long, or `read` fails for an entry, which the
+            message names.
     """
     entries = content.get(key) if isinstance(content, dict) else None
     if not isinstance(entries, list):
@@ -290,7 +290,7 @@ def _integer(value: Any) -> int:
 
 
 def _image(entry: Entry) -> tuple[str, int, int]:
-    """Return the file name, width and height of a picture; raise `ValueError` for invalid ones."""
+    """Return the checked file name, width and height of a picture."""
     name = _text(entry["file_name"])
     if not _is_file_name(name):
         raise ValueError(f"{printable(name)[:40]!r} is not a name of a file")
@@ -302,7 +302,7 @@ def _image(entry: Entry) -> tuple[str, int, int]:
 
 
 def _is_file_name(name: str) -> bool:
-    """Return whether a file system could accept this name."""
+    """Return whether a picture's path is valid, and its lengths are within the limits."""
     try:
         parts = os.fsencode(name).split(b"/")
     except UnicodeEncodeError:  # JSON allows lone surrogates
@@ -394,7 +394,10 @@ def _check_pictures(annotations: Annotations, folder: Path, path: Path, on_bad: 
 
 
 def _warn_outside(annotations: Annotations, path: Path) -> None:
-    """Warn about boxes that extend beyond their pictures, as boxes given by two corners do."""
+    """Warn about boxes that end outside of their pictures, as boxes given by two corners may.
+
+    A pixel is tolerated, because annotations are rounded.
+    """
     total = 0
     outside = 0
     for image_id, placed in annotations.boxes.items():
@@ -402,7 +405,6 @@ def _warn_outside(annotations: Annotations, path: Path) -> None:
         for bbox, *_ in placed:
             left, top, wide, high = bbox
             total += 1
-            # Tolerate one pixel, because annotations are rounded
             begins_outside = left < -1 or top < -1
             ends_outside = left + wide > width + 1 or top + high > height + 1
             outside += begins_outside or ends_outside
@@ -417,7 +419,7 @@ def _warn_outside(annotations: Annotations, path: Path) -> None:
 
 
 def _resolve(picture: Path) -> Path | None:
-    """Return a picture's path without links; None if it cannot be resolved, as in a loop."""
+    """Return a picture's path without links; None if it cannot be resolved."""
     try:
         return picture.resolve()
     except (OSError, RuntimeError):

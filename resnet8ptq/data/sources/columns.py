@@ -52,7 +52,7 @@ class DataTable:
     """A table of named columns, and the file or folder that it comes from.
 
     Attributes:
-        sha256: SHA-256 of all files of the table, for cache keys.
+        sha256: identifies the content of all files of the table in cache keys.
         files: the rows of each file; empty if all are from `source`, and counted from 1.
     """
 
@@ -182,14 +182,13 @@ def is_number(column: Column) -> bool:
 
 
 def check_left_out(table: DataTable, name: str, column: Column) -> None:
-    """Check that a column of text, which is not taken as an input, does not hold mostly numbers.
+    """Check that a column of text, which is not taken as an input, is not one of numbers.
 
     A single cell such as `?` turns a column of numbers into text. Without this check, the samples
     would lack that column.
 
     Raises:
-        DataError: at least half of the cells are numbers; the message names the first cell that
-            cannot be converted to one.
+        DataError: at least half of the cells are numbers; the message names a cell.
     """
     if not is_text(column):
         return
@@ -250,7 +249,7 @@ def packed_pictures(table: DataTable, name: str, folder: Path) -> list[Picture]:
     """Return the pictures in a column: their bytes, or their paths if all bytes are null.
 
     Raises:
-        DataError: only some bytes are null; or all are, and a path is missing or leads out of
+        DataError: only some bytes are null; or all are, and paths are missing or lead out of
             `folder`; the message names the row.
     """
     content = table.column("data.inputs", name)
@@ -406,7 +405,7 @@ def labels(
     Raises:
         ConfigError: a name is not that of one column.
         DataError: a label is missing, has none of these types, or is no class, or there are too few
-            or many classes; the message names the column.
+            or too many classes.
     """
     [name, *others] = names
     if name == NO_LABELS:
@@ -460,8 +459,9 @@ def word_labels(
 
     Raises:
         ConfigError: a name is not that of one column.
-        DataError: a row has more or fewer labels than words, a label is missing, has another type,
-            or is no class, or there are too few or many classes.
+        DataError: the labels are not lists in one column; a row has more or fewer labels than
+            words; a label is missing, has another type, or is no class; or there are too few or too
+            many classes.
     """
     column = table.column("data.labels", names[0])
     source = f"{table.source}: column {names[0]!r}"
@@ -510,7 +510,8 @@ def _of_columns(
     """Return columns of 0 and 1, one for each class, as labels; `classes` renames the classes.
 
     Raises:
-        DataError: a cell is neither 0 nor 1, or there are more columns than `classes`.
+        ConfigError: a name is not that of one column.
+        DataError: a cell is neither 0 nor 1, or `classes` does not fit the number of columns.
     """
     rows = np.stack([_read_numbers(table, name, "data.labels") for name in names], axis=1)
     if not np.isin(rows, (0, 1)).all():
@@ -535,8 +536,8 @@ def _several(
     matrix is returned as classes, [N].
 
     Raises:
-        DataError: a label is no class, or neither a text nor an integer from 0; or there are too
-            few or too many classes.
+        DataError: a label is no class, or neither a text nor an integer from 0; there are too few
+            or too many classes; or `classes` does not fit the matrix.
     """
     # Are the lists rows of a matrix?
     different: set[Any] = set()
@@ -585,7 +586,7 @@ def groups(table: DataTable, name: str) -> NDArray[np.int64]:
 
     Raises:
         ConfigError: the name is not that of one column.
-        DataError: a cell is empty; the message names the row.
+        DataError: a cell is empty, or the column has an unsuitable type, such as lists.
     """
     cells = table.column("data.groups", name)
     check_filled(cells, partial(table.rows.cell, name))
@@ -605,7 +606,7 @@ def _by_name(
     """Return labels of texts as `labels` returns them; a text is the name of its class.
 
     Raises:
-        DataError: a text is empty or is not in `classes`, or there are too few or many classes.
+        DataError: a text is empty or is not in `classes`, or there are too few or too many classes.
     """
     texts = [printable(text) for text in column.to_pylist()]
     if "" in texts:

@@ -35,8 +35,8 @@ def load(config: FolderConfig, preprocess: PreprocessConfig, cache_root: Path) -
 
     Raises:
         ConfigError: the pictures differ in size, and `preprocess.size` is null; the class folders
-            differ from `data.classes` or are no classes; or `data.masks` or `data.targets` does not
-            fit.
+            differ from `data.classes` or are no classes; or `data.masks`, `data.targets` or
+            `preprocess.resize` is unsuitable.
         DataError: class folders, pictures, masks or targets are missing or unsuitable, a class has
             no folder of training pictures, or a picture cannot be read.
     """
@@ -108,8 +108,10 @@ def _load_paired(
         sides: the folders for training and testing, or only one folder.
 
     Raises:
-        ConfigError: `data.masks` or `data.targets` does not fit, or pictures differ in size.
-        DataError: a picture lacks a mask or target of its shape, or cannot be read.
+        ConfigError: `data.masks`, `data.targets` or `preprocess.resize` is unsuitable, or pictures
+            differ in size.
+        DataError: there are too few pictures, or one lacks a mask or target of its aspect ratio, or
+            a file cannot be read.
     """
     key = "data.targets" if config.masks is None else "data.masks"
     beside = Path(str(config.masks or config.targets)).expanduser()
@@ -153,7 +155,7 @@ def _read_paired(
 ) -> NamedSplit:
     """Return the pictures of a folder; pictures of equal names in `other` are their labels.
 
-    With `data.on_bad=skip`, pairs with an unreadable picture are left out.
+    With `data.on_bad=skip`, pairs with an unreadable file are left out.
     """
     pairs = _find_pairs(folder, other)
     pictured = [Picture(str(path), path) for path, _ in pairs]
@@ -211,8 +213,8 @@ def _find_pairs(folder: Path, other: Path) -> list[tuple[Path, Path]]:
 def _check_shape(path: Path, beside: Path) -> None:
     """Raise `DataError` if a mask or target has another aspect ratio than its picture.
 
-    The sizes may differ, but resizing would distort another aspect ratio. The ratios are compared
-    with a tolerance of one pixel.
+    The sizes may differ, but with another aspect ratio the two may be misaligned. The ratios are
+    compared with a tolerance of one pixel.
     """
     try:
         width, height = pictures.read_size(path)

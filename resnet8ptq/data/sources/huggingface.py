@@ -1,6 +1,6 @@
 """`data=huggingface`: a data set saved by Hugging Face's `datasets` (`save_to_disk`).
 
-Only Arrow and JSON files are read: nothing is downloaded, and no script of a data set is run.
+Nothing is downloaded, and no script of a data set is run.
 """
 
 import json
@@ -33,8 +33,8 @@ def load(config: TableConfig, preprocess: PreprocessConfig, cache_root: Path) ->
     Raises:
         ConfigError: a package is missing, columns are not recognized, or a setting does not fit
             them.
-        DataError: the data set is damaged, refers to files outside of the folder, has too few rows,
-            or has an unsuitable column, cell or picture.
+        DataError: the data set is damaged or too large, refers to files outside of the folder, has
+            too few rows, or has an unsuitable column, cell or picture; or the tokenizer is damaged.
     """
     table_of_rows, config = _open(config, cache_root)
     return table.build(table_of_rows, table_of_rows.source, config, preprocess, cache_root)
@@ -47,7 +47,12 @@ def list_pictures(config: TableConfig, cache_root: Path) -> list[Picture]:
 
 
 def _open(config: TableConfig, cache_root: Path) -> tuple[DataTable, TableConfig]:
-    """Return the rows, and the settings; the data set may set the split and the class names."""
+    """Return the rows, and the settings; the data set may set the split and the class names.
+
+    Raises:
+        ConfigError: the package datasets is missing, or `data.split` is set beside several splits.
+        DataError: the data set is damaged or too large, or refers to files outside of the folder.
+    """
     if find_spec("datasets") is None:
         raise ConfigError(
             "data.name: got 'huggingface', which needs the package datasets; "

@@ -20,7 +20,7 @@ MAX_CLASSES = 1000
 
 
 def read_labels(labels: SourcedArray) -> Array:
-    """Return labels in the form of `Split.labels`, by their dtype, shape and values.
+    """Return labels in one of the forms of `Split.labels`, by their dtype, shape and values.
 
     One-hot rows become classes. Integers [N, tokens] are classes of tokens only if one of them is
     -100.

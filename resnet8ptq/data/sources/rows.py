@@ -26,7 +26,7 @@ class FileRows:
         count: number of rows.
         unit: the name of a row, such as `line`.
         first: the number of the first row, after which the numbers ascend by 1.
-        numbers: the number of each row [count], in place of `first`, if the numbers have gaps.
+        numbers: the number of each row [count], in place of `first`; the numbers may have gaps.
     """
 
     source: Path
@@ -47,7 +47,7 @@ class FileRows:
 
 @dataclass(frozen=True)
 class RowNames:
-    """The names of the rows of a table, which has the rows of one file after those of another."""
+    """The names of the rows of a table, which has the rows of its files in order."""
 
     files: Sequence[FileRows]
 
@@ -125,7 +125,7 @@ def _count_lines(path: Path) -> int:
 
 
 def _find_begins(file: TextIO, separator: str) -> Iterator[int]:
-    """Yield the number of the first line of each row that is not empty, names included."""
+    """Yield the number of the first line of each row, names included; blank lines are no rows."""
     reader = csv.reader(file, delimiter=separator)
     begin = 1
     for cells in reader:

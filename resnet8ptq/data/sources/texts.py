@@ -95,7 +95,7 @@ class Encoded:
         records: the tokens [N].
         texts: the texts [N]; two texts of one sample are joined by ` / `, words by spaces.
         words: for each token [N, tokens], the number from 0 of the word that the token begins; -1
-            for other tokens. None if the texts are not lists of words.
+            for other tokens. None unless the texts are lists of words in one column.
     """
 
     records: Array
@@ -108,8 +108,8 @@ def encode(
 ) -> Encoded:
     """Return the texts of each row as tokens, mapped from the cache.
 
-    The tokens are padded to the longest text. With `data.pairs=apart`, each text is a sample; the
-    two texts of a row are adjacent. A warning reports the number of truncated texts.
+    The tokens are padded to the longest sample. With `data.pairs=apart`, each text is a sample; the
+    two texts of a row are adjacent. A warning reports the number of truncated samples.
 
     Args:
         names: one column, or two columns with the texts of a pair.
@@ -117,7 +117,8 @@ def encode(
     Raises:
         ConfigError: the package tokenizers is not installed, or `data.text`, `data.pairs` or
             `data.max_tokens` is unsuitable.
-        DataError: the tokenizer cannot be read, a column holds no text, or a cell has no tokens.
+        DataError: the tokenizer cannot be read, a column does not hold texts, or a cell is empty or
+            has no tokens.
     """
     if find_spec("tokenizers") is None:
         raise ConfigError(
