@@ -101,8 +101,8 @@ def _check_layers(model: Any) -> None:
     if own:
         names = ", ".join(sorted(kind.__name__ for kind in own))
         raise ModelError(
-            f"model: got a Keras model with code of yours ({names}), which no Keras "
-            "file contains; expected Keras's own layers; try model.export(FOLDER), and FOLDER as "
+            f"model: got a Keras model with code that is not Keras's ({names}), which its file "
+            "would lack; expected Keras's own layers; try model.export(FOLDER), and FOLDER as "
             "the model"
         )
 

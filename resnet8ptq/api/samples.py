@@ -126,7 +126,7 @@ def _write_samples(
 
         # The headers follow at the end, when the number of samples is known
         if not writers:
-            raise DataError("data: got no sample, expected two or more")
+            raise DataError("data: got no sample, expected some")
         for writer in writers.values():
             writer.finish()
     return few
@@ -136,10 +136,14 @@ def _in_order(batch: Arrays, named_as: Arrays | None) -> Arrays:
     """Return the arrays of a batch, with the inputs in the order of `named_as`.
 
     Raises:
-        DataError: the two sides name their inputs differently.
+        DataError: the two sides name their inputs differently, or only the first has labels.
     """
     if not named_as:
         return batch
+    if LABELS in named_as and LABELS not in batch:
+        raise DataError(
+            "data: got test samples without labels, expected some beside the training's"
+        )
     inputs = [name for name in named_as if name != LABELS]
     own = [name for name in batch if name != LABELS]
     if {*own} != {*inputs}:

@@ -99,27 +99,24 @@ def show_first(conf: Path, own: Path | None = None) -> str:
 def show_topic(conf: Path, topic: str, option: str = "", own: Path | None = None) -> str:
     """Return the options of a group and the keys of one option, or a key and the keys below it.
 
+    A key that only options of a group have is shown for each of these.
+
     Args:
         option: an option of the group; empty for the default option.
 
     Raises:
-        ConfigError: the topic is neither a group nor a key of `config.yaml`.
+        ConfigError: the topic is neither a group nor a key of `config.yaml` or of an option.
     """
     # Find the keys of the topic in `config.yaml`
     text = (conf / "config.yaml").read_text("utf-8")
     listed, defaults = _read_defaults(text)
     options = _find_options(conf, own)
-    keys = []
-    known = {"all"}
-    for key in read_keys(text):
-        first = key.name.partition(".")[0]
-        known.add(first)
-        if key.name == topic or key.name.startswith(f"{topic}."):
-            keys.append(key)
+    groups = _groups_of(options)
+    all_keys = read_keys(text)
+    keys = _find_below(topic, all_keys)
 
     # Show a group with its options, or the keys alone
     lines = []
-    groups = _groups_of(options)
     if topic in groups:
         plus = "" if topic in listed else "+"
         default = defaults.get(topic, "")
@@ -127,13 +124,36 @@ def show_topic(conf: Path, topic: str, option: str = "", own: Path | None = None
         option = option or default
         if f"{topic}/{option}" in options:
             keys += _read_option(options, topic, option)
-    elif not keys:
-        known |= groups - {"hydra"}
-        raise ConfigError(no_such_name("--help", topic, sorted(known)))
     if keys:
         owner = f"{topic}={option}" if option else topic
-        lines += ["", f"Keys of {owner}", "", *_show_keys(keys, _width())]
+        lines += ["", *_show_owned(keys, owner)]
+
+    # A key of some options of a group is listed once for those that describe it equally
+    group = topic.partition(".")[0]
+    known = {"all", *groups, *(key.name.partition(".")[0] for key in all_keys)} - {"hydra"}
+    owners: dict[tuple[Key, ...], list[str]] = {}
+    for name in sorted(options):
+        if lines or not name.startswith(f"{group}/"):
+            continue
+        own_keys = _read_option(options, group, name.removeprefix(f"{group}/"))
+        known.update(key.name for key in own_keys)
+        found = _find_below(topic, own_keys)
+        if found:
+            owners.setdefault(tuple(found), []).append(name.replace("/", "="))
+    for described, names in owners.items():
+        lines += ["", *_show_owned(described, ", ".join(names))]
+    if not lines:
+        raise ConfigError(no_such_name("--help", topic, sorted(known)))
     return "\n".join(lines)
+
+
+def _find_below(topic: str, keys: Iterable[Key]) -> list[Key]:
+    """Return the key `topic`, and those below it."""
+    return [key for key in keys if key.name == topic or key.name.startswith(f"{topic}.")]
+
+
+def _show_owned(keys: Sequence[Key], owner: str) -> list[str]:
+    return [f"Keys of {owner}", "", *_show_keys(keys, _width())]
 
 
 def _width() -> int:

@@ -62,7 +62,7 @@ def test_a_keras_model_with_code_of_the_user_is_refused(keras, tmp_path):
 
     for layer in (Twice(), keras.layers.Lambda(lambda x: 2 * x)):
         model = keras.Sequential([keras.Input((4,)), layer])
-        with pytest.raises(ModelError, match=r"code of yours .* model\.export\(FOLDER\)"):
+        with pytest.raises(ModelError, match=r"not Keras's .* model\.export\(FOLDER\)"):
             find_network(model, None, {}, tmp_path)
 
 

@@ -125,6 +125,11 @@ def test_sides_with_other_inputs_are_refused(tmp_path):
         find_samples({"train": {"a": X}, "test": {"b": X}}, tmp_path)
 
 
+def test_test_samples_without_the_labels_that_training_samples_have_are_refused(tmp_path):
+    with pytest.raises(DataError, match="got test samples without labels"):
+        find_samples({"train": (X, Y), "test": X[:2]}, tmp_path)
+
+
 def test_inputs_keep_their_names_in_the_settings(tmp_path):
     words, _ = find_samples(({"a/ids:0": X, "mask": X > 3}, Y), tmp_path)
     assert r"data.inputs={a/ids\:0: input_0, mask: input_1}" in words

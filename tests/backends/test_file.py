@@ -628,6 +628,18 @@ def test_matches_outputs_by_shape():
             {"image": {"axes": [[0], 1, 2]}},
             r"expected a n",
         ),
+        (
+            [IMAGE],
+            [Port("a", (8, 6, 3), "uint8")],
+            {"image": {"scale": 1, "zero_point": "z"}},
+            r"expected a n",
+        ),
+        (
+            [IDS, MASK],
+            [Port("a", (None,), "int64"), Port("b", (None,), "int64")],
+            {"ids": "a", "mask": {"name": "a"}},
+            r"got a for ids and mask, expected one of them",
+        ),
     ],
 )
 def test_what_is_open_names_the_setting(tensors, ports, asked, says):

@@ -56,6 +56,13 @@ def test_a_topic_has_its_keys(topic, key):
     assert f"  {key}=" in help_page.show_topic(CONF, topic)
 
 
+def test_a_key_of_options_is_shown_once_for_those_that_describe_it_equally():
+    page = help_page.show_topic(CONF, "data.root")
+    assert "Keys of data=folder, data=huggingface" in page
+    assert page.count("  data.root=") == page.count("Keys of ") > 1
+    assert "Keys of backend=" not in page
+
+
 def test_every_option_has_a_topic():
     for path in OPTIONS:
         if path.parts[0] != "hydra":
@@ -63,9 +70,12 @@ def test_every_option_has_a_topic():
             assert f"{group}={path.stem}" in help_page.show_topic(CONF, group, path.stem)
 
 
-def test_an_unknown_topic_names_the_nearest():
-    with pytest.raises(ConfigError, match=r"--help: got 'bakend', .*nearest: backend"):
-        help_page.show_topic(CONF, "bakend")
+@pytest.mark.parametrize(
+    ("topic", "nearest"), [("bakend", "backend"), ("calib.percent", "calib.percentile")]
+)
+def test_an_unknown_topic_names_the_nearest(topic, nearest):
+    with pytest.raises(ConfigError, match=rf"--help: got '{topic}', .*nearest: {nearest}\)"):
+        help_page.show_topic(CONF, topic)
 
 
 def flatten(config: dict[str, object], prefix: str = "") -> list[str]:

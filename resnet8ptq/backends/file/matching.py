@@ -103,7 +103,8 @@ def _read_all(
     """Return the pairs that the setting names, by tensor of the network.
 
     Raises:
-        ConfigError: the setting names an unknown tensor or port, or has an invalid value.
+        ConfigError: the setting names an unknown tensor or port, or a port twice, or has an invalid
+            value.
     """
     matched = {}
     for name, value in (asked or {}).items():
@@ -114,6 +115,12 @@ def _read_all(
             raise ConfigError(no_such_name(key, name, names, in_help=False))
         if pair.get("name") is not None and pair["name"] not in known:
             raise ConfigError(no_such_name(f"{key}.{name}", pair["name"], known, in_help=False))
+    for port in known:
+        sharing = [name for name, pair in matched.items() if pair.get("name") == port]
+        if len(sharing) > 1:
+            raise ConfigError(
+                f"{key}: got {port} for {' and '.join(sharing)}, expected one of them"
+            )
     return matched
 
 
@@ -151,15 +158,22 @@ def _read(key: str, name: str, value: Any) -> dict[str, Any]:
 
 
 def _is_plain(value: Mapping[str, Any]) -> bool:
-    """Return whether `axes` is a permutation of all axes and `scale` is positive, where set."""
+    """Return whether the values that are set are valid.
+
+    `axes` is a permutation of all axes, `scale` is positive, and `zero_point` is an integer.
+    """
     axes = value.get("axes")
     if axes is not None:
         if not isinstance(axes, list):
             return False
         if any(axes.count(axis) != 1 for axis in range(len(axes))):
             return False
+    for name, kinds in (("name", str), ("scale", int | float), ("zero_point", int)):
+        given = value.get(name)
+        if given is not None and (isinstance(given, bool) or not isinstance(given, kinds)):
+            return False
     scale = value.get("scale")
-    return scale is None or (isinstance(scale, int | float) and scale > 0)
+    return scale is None or scale > 0
 
 
 def _plain(name: str) -> str:
