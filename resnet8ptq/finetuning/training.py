@@ -107,7 +107,7 @@ class Trainer:
 
         With raw pixels and folded batch normalization, the weights of the first layer may be a
         hundred times smaller than others. LAMB (ICLR 2020) scales by the norm instead. The unit of
-        `log_growth`, a logarithm, is `RANGE_RATE`, and that of zeros is 1.
+        `log_growth`, a logarithm, is `RANGE_RATE`; that of a tensor of zeros is 1.
         """
         groups = []
         for name, values in self.student.named_parameters():

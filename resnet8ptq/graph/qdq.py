@@ -191,7 +191,8 @@ def with_activations_rounded(
     """Return a copy of the FP32 network in which only these activations are rounded.
 
     The output of a Softmax stays exact even if it is among `tensors`. The rounding is float
-    arithmetic, because with QuantizeLinear ONNX Runtime might round weights too.
+    arithmetic, because ONNX Runtime would round the weights of a Conv or Gemm between
+    QuantizeLinear nodes too.
     """
     rounded = copy.deepcopy(proto)
     graph = rounded.graph

@@ -119,7 +119,7 @@ def find_clipped(compared: TensorComparison) -> list[Finding]:
 
 
 def find_explained(compared: TensorComparison) -> list[Finding]:
-    """Report the faulty layers by the kind of their explanation, such as an unexplained error."""
+    """Report the faulty layers, with one finding for each kind of explanation."""
     kinds: dict[str, list[ComparedTensor]] = {}
     words: dict[str, str] = {}
     for tensor in sorted(compared.tensors, key=lambda tensor: tensor.own_db):

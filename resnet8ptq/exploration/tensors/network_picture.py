@@ -59,8 +59,7 @@ class Box:
         tensors: the matched tensors that the nodes compute.
         after: indices of the boxes that this box reads.
         faults: names of the findings in the box.
-        share: the fraction of the time of the file's nodes that the box takes; None if not
-            measured.
+        share: the box's fraction of the summed time of the file's nodes; None if not measured.
         x, y: the upper left corner of the box, in pixels.
     """
 

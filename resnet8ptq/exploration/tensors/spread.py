@@ -1,4 +1,4 @@
-"""Levels, noise and magnitudes of values, summed sample by sample without keeping activations."""
+"""A tensor's levels, and sums of noise and magnitudes over samples that need not be kept."""
 
 import math
 from dataclasses import dataclass, field
