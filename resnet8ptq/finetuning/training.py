@@ -103,7 +103,7 @@ class Trainer:
         return state.epoch, state.points
 
     def _optimizer(self) -> torch.optim.Adam:
-        """Return Adam with a `unit` for each tensor, its root mean square, to scale the rate.
+        """Return Adam; the `unit` of a tensor, its root mean square, scales the learning rate.
 
         With raw pixels and folded batch normalization, the weights of the first layer may be a
         hundred times smaller than others. LAMB (ICLR 2020) scales by the norm instead. The unit of

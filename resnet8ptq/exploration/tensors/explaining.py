@@ -303,7 +303,7 @@ def _find_order(exact: Matrix, actual: Matrix, few: int = FEW) -> LayerExplanati
 
 
 def _worst_channels(exact: Matrix, actual: Matrix) -> list[int]:
-    """Return the worst channels, up to nine tenths of the noise, at most `NAMED`, in order."""
+    """Return the noisiest channels, at most `NAMED`, until they hold nine tenths of the noise."""
     noise = np.square(actual - exact).sum(axis=1)
     order = np.argsort(-noise, kind="stable")
     count = int(np.searchsorted(np.cumsum(noise[order]), (1 - LEFT) * noise.sum())) + 1

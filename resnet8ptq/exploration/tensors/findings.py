@@ -308,7 +308,7 @@ class _SmallInput:
 
 
 def find_unused_range(compared: TensorComparison) -> list[Finding]:
-    """Report tensors whose values use a small part of their range, if noisy or the costliest.
+    """Report tensors that use a small part of their range, and are noisy or the costliest.
 
     Ranges that the format fixes are one kind of finding, all others are another.
     """
