@@ -13,7 +13,7 @@ log = logging.getLogger(__name__)
 
 
 def log_attention(config: QuantizationConfig, graph: onnx.GraphProto) -> None:
-    """Log the operators left in float because of attention; warn about ranges stretched by a mask.
+    """Log the operators left in float because of attention; warn of fixed ranges that masks widen.
 
     The function does nothing for a float dtype, for `method=weight_only`, or for a network without
     attention. If the backend chooses the operators itself, the function logs at most that

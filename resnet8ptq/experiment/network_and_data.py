@@ -188,7 +188,7 @@ _WITHOUT = {
 
 
 def _training(config: QuantizationConfig) -> dict[str, bool]:
-    """Return the settings that train the whole network in torch, and whether each is set."""
+    """Return the settings that learn with the whole network in torch, and whether each is set."""
     return {
         "method=qat": config.method == "qat",
         "corrections.reconstruction=true": config.corrections.reconstruction,
@@ -196,7 +196,7 @@ def _training(config: QuantizationConfig) -> dict[str, bool]:
 
 
 def _refuse_training(config: RunConfig, fp32: Fp32Model) -> None:
-    """Raise `UnsupportedError` for settings that train the network, if it has several inputs."""
+    """Raise `UnsupportedError` for settings of `_training`, if the network has several inputs."""
     contract = fp32.contract
     for setting, is_set in _training(config).items():
         if is_set and len(contract.inputs) > 1:

@@ -54,7 +54,7 @@ def run_experiment(
     """Quantize, reload, evaluate, and compare with the FP32 baseline; return the result.
 
     The function logs params that are known early, and the model if it can be served. The caller
-    logs the result itself.
+    logs the result.
 
     Args:
         settings: the run's settings, with all files located.
@@ -283,7 +283,7 @@ def _float_operators(work: Workspace, prepared: Prepared) -> dict[str, str]:
 def _say_unknown(graph: onnx.GraphProto, backend: str, known: Collection[str]) -> None:
     """Log the operators that a backend never quantizes, with their counts.
 
-    Nodes behind the last layers do not count, and neither do those of shapes and constants.
+    Nodes after the last layers do not count, and neither do those of shapes and constants.
     """
     static = static_tensors(graph)
     _, tail = find_tail(graph)

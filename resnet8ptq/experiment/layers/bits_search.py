@@ -125,7 +125,7 @@ def _find_error(run: Runner, exact: "_Runs") -> float:
 
 
 class _Runs:
-    """Batches and a network's outputs; recomputed if they exceed a step's memory budget."""
+    """Batches and a network's outputs, kept if they fit into a step's memory budget."""
 
     def __init__(self, run: Runner, batches: Batches) -> None:
         self._run = run

@@ -35,7 +35,7 @@ class Trial:
     Attributes:
         nodes: nodes left in float, by ONNX name.
         value: the tie-adjusted metric on the scored held-out samples.
-        drop: the loss of `value` against FP32, see `stopping.TrialResult`.
+        drop: the loss against FP32, see `stopping.TrialResult`.
         size_bytes, path: size and path of the quantized file.
         p: one-sided p-value of "the drop is at `max_drop` or above".
         samples: number of scored samples, see `stopping.try_choice`.
