@@ -5,6 +5,7 @@ This module writes the files for which the table names no other writer.
 | file | content |
 |---|---|
 | `model.onnx`, `.pt`, `.pt2`, `.pte`, `.tflite`, `.zip` | the model, written by its backend |
+| any name | with `backend=file`: a copy of the file, under its name; written by its backend |
 | `config.yaml` | the resolved config |
 | `result.json` | every setting and every metric; written by `tracking.details` |
 | `predictions.npz` | the values that the task keeps for each scored sample, of model and baseline |
