@@ -7,7 +7,7 @@
 Lists the configurations to try, and those that are slow, possibly wrong or impossible here, each
 with its reason and source. Commands of sweeps follow, which repeat the settings of the command
 line. The settings are those of `resnet8ptq run`, except backend, dtype, method, per_channel and
-reduce_range, which the advice chooses. For a network, its properties and the steps of
+reduce_range, which the advice chooses. For a network in a file, its properties and the steps of
 `resnet8ptq ship` come last. `model.path` takes the same files as in `resnet8ptq run`; `cache_dir=`
 is the folder of converted networks.
 """
@@ -33,7 +33,7 @@ _READ = ("model.path", "model.inputs", "cache_dir")  # to read the network
 
 
 def main(words: list[str]) -> None:
-    """Read the network, if one is named, and print the advice; with `--help`, only the help.
+    """Read the network of `model.path`, if set, and print the advice; with `--help`, only the help.
 
     Raises:
         ConfigError: a setting is wrong, or the advice chooses it.

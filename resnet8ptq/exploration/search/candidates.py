@@ -45,10 +45,10 @@ def advise(flags: Collection[str], network: Summary | None = None) -> list[Advic
 def sweeps(
     flags: Collection[str], network: Summary | None = None, settings: Sequence[str] = ()
 ) -> list[str]:
-    """Return commands of sweeps over configurations to try.
+    """Return commands for the sweeps that the backends' modules of advice give.
 
     Backends with the same settings share a command. A backend has no command if it lacks an
-    operator of the network, has no module of advice, or that module gives no sweep.
+    operator of the network, or without such a sweep.
 
     Args:
         settings: the user's words for each command, such as the data.

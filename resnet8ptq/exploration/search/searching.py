@@ -218,7 +218,7 @@ class Tried:
 
 
 def find_fixed(typed: Iterable[Override]) -> dict[str, str]:
-    """Return the user's settings by key, in the spelling that the steps use.
+    """Return the user's settings by key; keys, texts and booleans are spelled as in the steps.
 
     A group has several spellings: `calib=mse`, `calib.name=mse`, `++calib='mse'`.
 
@@ -552,10 +552,11 @@ def _closest_that_saves(measured: Sequence[Tried]) -> Tried:
 def loses_nothing(asked: Asked, best: Tried) -> bool:
     """Return whether a model loses nothing, or at most half of the limit on too few samples.
 
-    Too few samples cannot show that a change of settings helps. Unless the goal is `best`, most
-    steps that cost bytes or speed are therefore left out after such a model. A refuted model, or
-    one with noise above the limit, counts as losing more. For example, a model with a KL divergence
-    of 0.02 showed no loss on 100 samples, but a loss of 1.1 points on 800 others.
+    Too few samples cannot show that a change of settings helps. If the closest model loses nothing
+    or so little, most steps that cost bytes or speed are therefore left out, unless the goal is
+    `best`. A refuted model, or one with noise above the limit, counts as losing more. For example,
+    a model with a KL divergence of 0.02 showed no loss on 100 samples, but a loss of 1.1 points on
+    800 others.
     """
     is_quiet = best.noise <= asked.limit and not best.refuted
     # Samples that hardly change have a small error, but too few of them prove nothing

@@ -2,8 +2,8 @@
 
 The search (`searching`) tries the steps by rank. It adds the diagnosis, the budgets of bytes and
 the confirmations itself. A diagnosis also suggests changes from here, and `advise` lists the steps
-for a network.
-The cost of a step is a guess, which the search uses until it has measured a step of that kind.
+for a network. The cost of a step is a guess, which the search uses until it has measured a step of
+that kind.
 """
 
 from collections.abc import Mapping, Sequence
@@ -324,7 +324,7 @@ class Seen:
 
     @property
     def search(self) -> Search:
-        """The capabilities of the backend that decide which steps apply."""
+        """The start and the abilities of the backend."""
         return find_search(self.backend)
 
     @property
@@ -501,7 +501,7 @@ def usual(config: RunConfig, worst: Sequence[str]) -> list[Change]:
     """Return the changes that a diagnosis of these settings tries, even without a finding.
 
     Args:
-        worst: nodes of the layer whose own error is largest; empty if unknown.
+        worst: nodes of the layer with the lowest SQNR alone; empty if unknown.
     """
     changes = [] if config.per_channel else [PER_CHANNEL]
     for name in ("percentile", "minmax"):

@@ -149,7 +149,10 @@ class ComparedTensor:
 
     @property
     def levels(self) -> Levels | None:
-        """The range and the step in the file; None if it does not round with one known scale."""
+        """The range and the step in the file.
+
+        None if the file does not round the tensor with one known scale.
+        """
         low = self.inner.low
         high = self.inner.high
         step = self.inner.step
@@ -473,7 +476,7 @@ def compare_file(
     """Compare the tensors of an admitted file with those of FP32; see `compare_tensors`.
 
     Args:
-        inputs: matches the inputs of the file to those of the network, see `matching`.
+        inputs: the file's inputs for those of the network, see `match_inputs`.
 
     Raises:
         UnsupportedError: the format does not give its inner tensors.
