@@ -245,7 +245,7 @@ def _shapes(network: Fp32Model) -> dict[str, list[int]]:
 
 
 def _float_operators(work: Workspace, prepared: Prepared) -> dict[str, str]:
-    """Return a param with the network's operators that stay in float, and their counts.
+    """Return a param: the operators that the settings or the backend leave in float, with counts.
 
     There is none with a float dtype, for `method=dynamic` and `weight_only`, and if the framework
     chooses the operators. There is also none if the nodes after the last layers may be quantized,
