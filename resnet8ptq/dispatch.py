@@ -59,7 +59,7 @@ def run_or_analyse(settings: Settings, folder: Path, recorder: Recorder) -> RunR
 
 
 def _file_check(settings: Settings, folder: Path) -> "FileCheck":
-    """Return the function that looks for the cause if another program's file fails."""
+    """Return the function that looks for the cause if another program's file is far from FP32."""
     from resnet8ptq.exploration import file_check
 
     return partial(file_check.check_against_fp32, config=settings.config, folder=folder)

@@ -116,7 +116,7 @@ def check_engine(engine: str) -> str:
     """Check and return torch's engine for quantized operators, read from an untrusted store.
 
     Raises:
-        TrackingError: the engine is none of `ENGINES`, so the text could be code.
+        TrackingError: the engine is neither empty nor one of `ENGINES`, so it could be code.
     """
     if engine and engine not in ENGINES:
         raise TrackingError(no_such_name("engine", engine, ENGINES))

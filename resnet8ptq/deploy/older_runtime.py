@@ -152,7 +152,7 @@ def _check_node(node: onnx.NodeProto, opset: int, lower_opset: int, version: int
 
 
 def _drop_unused_opsets(proto: onnx.ModelProto) -> None:
-    """Remove the opsets without an operator in the file.
+    """Remove the opsets without an operator in the file, except that of ONNX itself.
 
     A file that ONNX Runtime writes lists all opsets that it knows. An older version refuses a newer
     opset, such as ai.onnx.ml 5, even if no operator uses it.

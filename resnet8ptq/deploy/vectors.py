@@ -1,4 +1,4 @@
-"""Test vectors: a few samples with the model's outputs, to check a port of the model."""
+"""Test vectors: samples with the model's outputs, to check a port of the model."""
 
 from dataclasses import dataclass, field
 from pathlib import Path

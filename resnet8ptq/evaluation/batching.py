@@ -1,4 +1,4 @@
-"""Runs batches in parallel, and finds their fastest size, threads and number at once."""
+"""Runs batches in parallel, and finds the fastest batch size and number of threads."""
 
 import json
 import logging

@@ -137,8 +137,8 @@ def typical(blocks: Blocks) -> float:
 def ratio(model: Blocks, reference: Blocks, of: int = 1) -> Ratio:
     """Return the speed of the model relative to the reference, from blocks timed in turns.
 
-    The value is the geometric mean of the blocks' ratios. The interval is Student's t interval of
-    the mean logarithm, as ratios; from a single block, it is 0 to infinity.
+    The value is the geometric mean of the blocks' ratios. The interval is the exponential
+    of Student's t interval of the mean logarithm; from a single block, it is 0 to infinity.
 
     Args:
         of: the number of compared models, for which the interval is corrected (Bonferroni).

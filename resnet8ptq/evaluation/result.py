@@ -35,7 +35,7 @@ class Measurement:
 class RunResult:
     """The outcome of one run: `ok`, or `unsupported` with a reason.
 
-    An experiment that is `ok` has a measurement. Analyses have classes of their own, without it.
+    An experiment that is `ok` has a measurement. Analyses return subclasses without one.
 
     Attributes:
         status: `ok` or `unsupported`.

@@ -7,7 +7,7 @@ spent over the analyses by the O'Brien-Fleming type function of Lan and DeMets, 
 boundaries for clinical trials", Biometrika 70, 1983, which spends little at the first analyses. The
 bounds are computed by the recursive integration of Armitage, McPherson and Rowe, "Repeated
 significance tests on accumulating data", JRSS A 132, 1969. The bounds do not assume a stop by the
-other test or for futility, so each error rate stays below its level even if such a stop is ignored.
+other test or for futility, so each error rate keeps to its level even if such a stop is ignored.
 
 P-values, intervals and estimates after the stop use the stage-wise ordering: a stop is stronger
 evidence for its side than a later stop (Tsiatis, Rosner and Mehta, "Exact confidence intervals
@@ -184,8 +184,8 @@ class StoppingPlan:
     def margin(self, lost: int, won: int, seen: int, loss: float) -> Margin:
         """Return the margin of the measured loss over `loss`, corrected for interim analyses.
 
-        At the first analysis, the margin is that of `tango`. If `tango` gives an unknown margin,
-        for `loss` or for the limit, the result is unknown, too.
+        At the first analysis, the p-values are those of `tango`. If `tango` gives an unknown
+        margin, for `loss` or for the limit, the result is unknown, too.
         """
         now = tango(lost, won, seen, loss)
         at_limit = tango(lost, won, seen, self.limit)
