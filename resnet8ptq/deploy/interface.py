@@ -73,7 +73,7 @@ def read_interface(path: Path, vectors: Vectors, names: Sequence[str]) -> Interf
         taken.append(FileTensor(name, _free(values), values.dtype.name))
     returned = []
     for name, values in zip(names, vectors.outputs, strict=True):
-        returned.append(FileTensor(name, _free(values), "float32"))
+        returned.append(FileTensor(name, _free(values), values.dtype.name))
     return Interface(tuple(taken), tuple(returned))
 
 

@@ -40,6 +40,7 @@ _KINDS = {
     "int32": "int",
     "int64": "long long",
     "float32": "float",
+    "bool": "bool",
 }
 
 
@@ -177,6 +178,8 @@ def _array(values: NDArray[Any]) -> tuple[str, int, str]:
     numbers = flat.tolist()
     if kind == "float":
         numbers = [f"{value:.9g}" for value in numbers]
+    elif kind == "bool":
+        numbers = [int(value) for value in numbers]
     return kind, flat.size, _numbers(numbers)
 
 

@@ -359,6 +359,10 @@ def test_vectors_of_64_bit_integers_are_written():
     assert microcontroller._array(values) == ("long long", 2, f"    1, {2**40}")
 
 
+def test_vectors_of_booleans_are_numbers_in_c():
+    assert microcontroller._array(np.array([[True, False]])) == ("bool", 2, "    1, 0")
+
+
 def tensor(size: int, kind: int = 9) -> SimpleNamespace:
     return SimpleNamespace(shape=[1, size], type=kind)  # 9: INT8
 

@@ -6,7 +6,9 @@ import sys
 from types import SimpleNamespace
 
 import numpy as np
+import onnx
 import pytest
+from onnx import parser
 from PIL import Image
 
 from resnet8ptq.data import pictures
@@ -109,3 +111,21 @@ def test_example_runs_on_the_provider_of_the_run(starts, tmp_path):
     assert done.returncode == 0, done.stderr
     assert f"ran on {'CUDA' if starts else 'CPU'}ExecutionProvider" in done.stdout
     assert ("CUDAExecutionProvider is missing here" in done.stderr) == (not starts)
+
+
+def test_example_compares_booleans_and_unsigned_integers(tmp_path):
+    """The difference of two booleans is an error in NumPy; that of uint8 0 and 1 would be 255."""
+    head = '<ir_version: 8, opset_import: ["" : 17]> g (float[n, 2] x)'
+    outs = "(bool[n, 2] a, uint8[n, 2] b)"
+    body = "a = IsNaN(x)  b = Cast <to = 2> (x)"
+    onnx.save(parser.parse_model(f"{head} => {outs} {{ {body} }}"), tmp_path / "model.onnx")
+    inputs = np.zeros((1, 2), np.float32)
+    outputs = (np.zeros((1, 2), np.bool_), np.ones((1, 2), np.uint8))
+    vectors = Vectors(inputs, inputs, outputs, (0.0, 1.0))
+    vectors.save(tmp_path / "test_vectors.npz")
+    record = SimpleNamespace(engine="", class_names=None)
+    source = SourceRun(record, make_config("data=shapes"), tmp_path / "model.onnx")
+    code = example.render_example(source, vectors, file="model.onnx", outputs=["a", "b"])
+    (tmp_path / example.FILE).write_text(code)
+    shown = example.run_example(sys.executable, tmp_path)
+    assert "largest difference 0 " in shown and "largest difference 1 " in shown
