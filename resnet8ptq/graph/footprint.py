@@ -14,7 +14,8 @@ from resnet8ptq.graph.shapes import infer_shapes
 def tensor_bytes(proto: onnx.ModelProto, length: int | None = None) -> dict[str, int]:
     """Return the bytes of the inputs and of each computed tensor, by name.
 
-    A size that is not known counts as 1. Tensors with an unknown number of axes are left out.
+    A size that is not known counts as 1. Tensors with an unknown number of axes and tensors of
+    inner graphs are left out.
 
     Args:
         length: the size of the inputs' free axes after the batch, such as the number of tokens;
@@ -34,7 +35,8 @@ def tensor_bytes(proto: onnx.ModelProto, length: int | None = None) -> dict[str,
 def live_bytes(proto: onnx.ModelProto, length: int | None = None) -> int:
     """Return the peak memory of live tensors, in bytes; for `length` see `tensor_bytes`.
 
-    Nodes run in graph order, and a tensor is freed after its last reader. Constants do not count.
+    Nodes run in graph order, and a tensor is freed after its last reader. Constants and tensors of
+    inner graphs do not count.
     """
     sizes = tensor_bytes(proto, length)
     last = find_last_readers(proto.graph)

@@ -96,7 +96,7 @@ def _is_float(value: onnx.ValueInfoProto) -> bool:
 
 
 def float_tensors(proto: onnx.ModelProto, around: Collection[str] | None = None) -> list[str]:
-    """Return the names of the computed float32 tensors, in graph order.
+    """Return the names of the float32 tensors that the graph's nodes compute, in graph order.
 
     Args:
         around: names of nodes; only their inputs and outputs are returned. None for all tensors.

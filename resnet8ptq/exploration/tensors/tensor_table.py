@@ -134,7 +134,7 @@ def find_costliest(compared: TensorComparison) -> list[ComparedTensor]:
 
 
 def note(compared: TensorComparison) -> str:
-    """Return the meaning of the SQNR columns, and the numbers of tensors and samples, in words."""
+    """Return the meaning of `alone` and `so far`, and the numbers of tensors and samples."""
     return (
         "alone: the layer's own error, computed from the file's tensors before it; so far: with "
         f"theirs. {len(compared.tensors)} tensors matched, {compared.unmatched} of FP32 not; "
