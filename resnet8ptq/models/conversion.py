@@ -80,8 +80,7 @@ class Conversion:
     """The record of a conversion.
 
     Attributes:
-        parity: largest difference of an output, by framework and file. Probabilities differ in
-            absolute terms, other outputs relative to the largest value. ONNX Runtime is compared
+        parity: the result of `compare_outputs`, by framework and file. ONNX Runtime is compared
             with the original, torch with ONNX Runtime.
         source_opset: opset of the original ONNX file, or of the export from another format.
         opset: opset of the unfolded graph.
@@ -126,8 +125,8 @@ def convert(
 
     Args:
         folder: an existing, empty folder.
-        samples: stored samples [n, ...] on which the frameworks must agree; records name their
-            inputs.
+        samples: stored samples [n, ...] on which ONNX Runtime must agree with the original; a
+            field of records fills the input of the same name.
 
     Raises:
         ModelError: the file is not a model, is unsafe, has NaN or infinity in its weights, does not
@@ -185,7 +184,7 @@ def _convert_network(
 ) -> None:
     """Free a network's batch size if possible, and write its files.
 
-    If the outputs differ with a free batch size, the file's own size is tried.
+    If the outputs differ with a free batch size, the fixed size is tried, if the network has one.
 
     Args:
         samples: network inputs [n, ...], or whole records if there are `fields`.
@@ -519,11 +518,11 @@ def compare_outputs(got: Outputs, expected: Outputs, final: str, label: str) -> 
     """Return the largest difference between the outputs.
 
     Probabilities differ in absolute terms, other outputs relative to the largest absolute value of
-    the expected output.
+    the expected output, unless it is 0.
 
     Args:
         final: see `find_final`; top-1 classes of `values` are not compared.
-        label: the framework and file, for messages.
+        label: the name of the comparison, for messages.
 
     Raises:
         ParityError: a shape differs, the difference exceeds the tolerance or is NaN, a top-1 class

@@ -126,8 +126,8 @@ def load_network(
         ModelError: see `locate`, `hash_network` and `conversion.convert`; or folding failed, or a
             separate process crashed or took too much memory or time.
         DataError: see `conversion.convert`.
-        ParityError: see `conversion.convert`. Up to 1,000 samples are compared (those of
-            calibration, if there are any).
+        ParityError: see `conversion.convert`. Up to 1,000 samples of `data.calibrating` are
+            compared; without any, samples of `data.test`.
     """
     source = locate(config, data.name)
     digest = hash_network(config, source)

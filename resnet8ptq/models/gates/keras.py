@@ -300,7 +300,7 @@ def _strange_origin(value: dict[str, Any], where: str) -> Reasons:
 
 
 def _strange_settings(config: dict[str, Any], where: str) -> Reasons:
-    """Yield reasons to refuse the settings of a layer; some keys have their own grammar."""
+    """Yield reasons to refuse the settings of an object; some keys have their own grammar."""
     for key, value in config.items():
         yield from _strange_key(key, where)
         if key == "name":

@@ -217,7 +217,7 @@ def _check_inlined_size(proto: onnx.ModelProto) -> None:
     """Raise ValueError if the graph would be too large after its functions are inlined.
 
     Raises:
-        RecursionError: a function calls itself.
+        RecursionError: a function calls itself, or calls nest too deeply.
     """
     functions = {(item.domain, item.name, item.overload): item for item in proto.functions}
 

@@ -34,8 +34,8 @@ def check(path: Path) -> None:
 def _reasons_against(model: Any) -> Iterator[str]:
     """Yield the reasons to refuse a file: custom operators, a state, several graphs, odd tensors.
 
-    A state is a VAR_HANDLE. Tensors must be dense, and neither rounded to integers nor computed in
-    float16.
+    A VAR_HANDLE counts as a state. Tensors must be dense, and neither rounded to integers nor
+    computed in float16.
     """
     from ai_edge_litert.schema_py_generated import BuiltinOperator, TensorType
 
