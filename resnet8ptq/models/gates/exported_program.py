@@ -73,10 +73,10 @@ _TEXTS = {
 
 
 def read_records(path: Path) -> dict[str, bytes]:
-    """Return the records of a program that was saved here.
+    """Return the records of a program that this package has saved.
 
     Raises:
-        QuantizationError: the file is damaged, or holds more than such a program.
+        QuantizationError: the file is damaged, or holds more than this package saves.
     """
     return _checked(torch_archive.read_archive(path, _RECORDS), path)
 
