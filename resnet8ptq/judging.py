@@ -10,8 +10,8 @@ ExecuTorch's .pte, torch's .pt2.
 All files run on the same samples. Their loss against FP32 is judged as in a sweep
 (docs/verdict.md).
 
-Exit codes, from the worst, which decides: 1 an error; 2 wrong input, such as a file that is
-damaged, not quantized or of other sizes; 3 one fails; 4 one is undecided, void or unsupported; 0
+Exit codes, the worst first; the worst file decides: 1 an error; 2 wrong input, such as a file that
+is damaged, not quantized or of other sizes; 3 one fails; 4 one is undecided, void or unsupported; 0
 all pass; 130 interrupted. `max_drop=0.05`, `min_sqnr_db=30` and `min_accuracy=0.85` set limits.
 `format=json` prints a list of verdicts in the form of docs/verdict.md, `format=markdown` a summary
 for a pull request. Other words are settings of `resnet8ptq run`, such as `latency.enabled=false`.

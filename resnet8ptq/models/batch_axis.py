@@ -278,14 +278,15 @@ def static_tensors(graph: onnx.GraphProto) -> set[str]:
 
 
 def find_data_sized(proto: onnx.ModelProto) -> dict[str, tuple[int | str, ...]]:
-    """Return the shapes of the outputs that depend on a node of `_COUNTING`, such as detections.
+    """Return the shapes, by name, of outputs that depend on a node of `_COUNTING`.
 
-    The number of values that such a node returns depends on data. An axis of unknown size has a
-    name in place of a size.
+    The number of values that such a node returns depends on data, such as the number of detections.
+    An axis of unknown size has a name in place of a size.
     """
     data_sized: set[str] = set()
     for node in proto.graph.node:
-        if node.op_type in _COUNTING or data_sized.intersection(node.input):
+        kinds = {inner.op_type for inner in find_all(node, onnx.NodeProto)} | {node.op_type}
+        if not kinds.isdisjoint(_COUNTING) or data_sized.intersection(inputs_of(node)):
             data_sized.update(filter(None, node.output))  # an omitted output has no name
     shapes: dict[str, tuple[int | str, ...]] = {}
     for value in infer_shapes(proto).output:

@@ -297,3 +297,21 @@ def test_an_omitted_input_does_not_depend_on_an_omitted_output():
     unique.output[1] = ""
     clip.input[1] = ""
     assert find_data_sized(proto).keys() == {"u"}
+
+
+@pytest.mark.parametrize("branch", ["chosen = NonZero(x)", "chosen = Identity(places)"])
+def test_the_size_of_a_branch_that_counts_is_free(branch):
+    """As of a detector that has a branch for pictures without boxes."""
+    proto = parser.parse_model(
+        f"""<ir_version: 8, opset_import: ["" : 17]>
+        g (float[2, 4] x, bool some) => (int64[2, U] y) {{
+            places = NonZero(x)
+            y = If(some) <
+                then_branch = yes () => (int64[2, U] chosen) {{ {branch} }},
+                else_branch = no () => (int64[2, U] none) {{
+                    none = Constant <value = int64[2, 0] {{}}> () }}>
+        }}"""
+    )
+    if "places" not in branch:
+        del proto.graph.node[0]
+    assert find_data_sized(proto).keys() == {"y"}
