@@ -165,7 +165,8 @@ def _holds_samples(word: str) -> bool:
 def _report(error: Exception) -> int:
     """Print an error of the sweep; return its exit code.
 
-    Expected errors of jobs are not printed here: the log has them, and the verdicts repeat them.
+    An expected error of a job in this process is not printed here: the log has it, and the verdicts
+    repeat it.
     """
     begun = running.find_running_sweep()
     is_logged = begun is not None and command.explain(error) in begun.failures

@@ -162,10 +162,10 @@ def _set_outputs(graph: onnx.GraphProto, names: Sequence[str]) -> None:
 def keep_apart(proto: onnx.ModelProto, names: Sequence[str]) -> onnx.ModelProto:
     """Return a copy in which ONNX Runtime fuses no reader of these tensors into their producers.
 
-    Fusion changes the last bits of values. ONNX Runtime keeps a tensor that is an output, or that
-    another node reads. A node is therefore added for each tensor that is no output. Its result, the
-    tensor's size, is a further output of the copy. The producer may still be fused with the node
-    before it.
+    Fusion changes the last bits of values. ONNX Runtime keeps a tensor that is an output, or that a
+    node outside of the fusion reads. Such a node is therefore added for each tensor that is no
+    output. The node's result, the tensor's size, is a further output of the copy. The producer may
+    still be fused with the node before it.
     """
     nodes = list(proto.graph.node)
     apart = copy.deepcopy(proto)

@@ -130,9 +130,10 @@ def _fix_first(
     """
     if kind == "OnnxReshape" and 1 in constants:
         return Fixed(_reshape, shape=constants[1].tolist())
-    if kind == "OnnxFlatten":
-        axis = layer.axis  # onnx2torch would return one axis if `axis` is the last
-        return Fixed(lambda v: v.unsqueeze(-1).flatten(end_dim=axis - 1).flatten(start_dim=1))
+    if kind == "OnnxFlatten" and layer.axis:
+        # onnx2torch returns one axis if all are flattened; a new last axis prevents this
+        end = layer.axis - 1 if layer.axis > 0 else layer.axis - 2
+        return Fixed(lambda v: v.unsqueeze(-1).flatten(end_dim=end).flatten(start_dim=1))
     if kind == "OnnxExpand" and 1 in constants:
         # A size of 1 keeps the input's size in ONNX, a size of -1 in torch
         shape = constants[1].masked_fill(constants[1] == 1, -1).tolist()

@@ -24,7 +24,7 @@ def ease(graph: onnx.GraphProto) -> None:
 
     onnx2torch misreads an empty name at the end of a node's inputs as a tensor. It refuses axes
     that are a single number, which exporters write. It also refuses a Clip without a minimum.
-    torch's quantized clamp refuses a Clip with a single bound.
+    torch's engine qnnpack refuses a quantized Clip with a single bound.
     """
     constants = Links(graph).constants
     for index, node in enumerate(graph.node):

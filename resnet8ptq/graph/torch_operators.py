@@ -302,15 +302,17 @@ def _find_pads(node: Node, kernel: Sequence[int]) -> NDArray[np.int64] | None:
 
 
 def _conv_transpose(node: Node) -> torch.nn.Module | None:
-    """Return a ConvTranspose with unequal padding before and after an axis; None for others.
+    """Return a ConvTranspose with `output_shape`, or with unequal padding before and after an axis.
 
-    The result is also None with more than three spatial axes, or if `_find_pads` returns None.
+    Returns None for others, with more than three spatial axes, and if `_find_pads` returns None.
     """
     weights = torch.tensor(node.constants[1])
     bias = node.constants.get(2)
     rank = weights.ndim - 2
     pads = _find_pads(node, weights.shape[2:])
-    if pads is None or (pads[0] == pads[1]).all() or rank not in _TRANSPOSED:
+    if pads is None or rank not in _TRANSPOSED:
+        return None
+    if (pads[0] == pads[1]).all() and not node("output_shape", []):
         return None
 
     # Let torch pad each axis by the smaller width, and cut off the rest

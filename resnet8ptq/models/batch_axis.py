@@ -278,7 +278,7 @@ def static_tensors(graph: onnx.GraphProto) -> set[str]:
 
 
 def find_data_sized(proto: onnx.ModelProto) -> dict[str, tuple[int | str, ...]]:
-    """Return the shapes, by name, of outputs that depend on a node of `_COUNTING`.
+    """Return the shapes, by name, of the outputs that depend on a node of `_COUNTING`.
 
     The number of values that such a node returns depends on data, such as the number of detections.
     An axis of unknown size has a name in place of a size.

@@ -302,7 +302,10 @@ OF_17 = (
     *(f"Slice(x, from, to, {axes}, back)" for axes in ("axes", "mixed")),
     *(f"Reduce{kind} <axes = [1, 2], keepdims = 1> (x)" for kind in ("Max", "Min")),
     "ConvTranspose <strides = [2, 3], pads = [0, 2, 1, 0], output_padding = [1, 2]> (x, kernel)",
-    "ConvTranspose <strides = [2, 3], output_shape = [12, 18]> (x, kernel)",
+    *(
+        f"ConvTranspose <strides = [2, 3], output_shape = {shape}> (x, kernel)"
+        for shape in ([12, 18], [11, 17])
+    ),
     *("Slice(x, inner, outer, mixed)", "TopK <axis = 1, largest = 0> (x, two)"),
 )
 RESIZES = (
@@ -592,6 +595,17 @@ def test_positions_have_the_type_of_their_range():
     program = export(module, Example((torch.ones(1, 3),), (False,)))
     for computed in (torch.fx.symbolic_trace(module), program.module()):
         assert computed(torch.ones(2, 3)).tolist() == [3, 3]
+
+
+@pytest.mark.parametrize("axis", [1, 2, 3, -1, -2])
+def test_axes_are_flattened_from_either_end(axis):
+    proto = onnx.parser.parse_model(
+        f"""{HEAD} network (float[N, 3, 2] x) => (float[a, b] y)
+        {{ y = Flatten <axis = {axis}> (x) }}"""
+    )
+    values = np.arange(12, dtype=np.float32).reshape(2, 3, 2)
+    [expected] = onnxruntime.InferenceSession(proto.SerializeToString()).run(None, {"x": values})
+    np.testing.assert_array_equal(to_torch_module(proto)(torch.from_numpy(values)), expected)
 
 
 def test_a_whole_shape_is_no_batch_size():
