@@ -1,1 +1,1 @@
-"""Exports a run's model as a folder, registers it, and adds figures of another machine."""
+"""Exports a run's model as a folder, registers it, and reads measurements of another machine."""

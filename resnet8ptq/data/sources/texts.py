@@ -117,7 +117,7 @@ def encode(
     Raises:
         ConfigError: the package tokenizers is not installed, or `data.text`, `data.pairs` or
             `data.max_tokens` is unsuitable.
-        DataError: the tokenizer cannot be read, a column does not hold texts, or a cell is empty or
+        DataError: the tokenizer cannot be read, a column does not hold texts, or a cell is null or
             has no tokens.
     """
     if find_spec("tokenizers") is None:
