@@ -158,6 +158,20 @@ def test_more_names_than_columns_of_labels_are_refused(tmp_path):
         read(tmp_path / "a.npz", classes=["a", "b", "c"])
 
 
+@pytest.mark.parametrize("one_hot", ["train", "test"])
+def test_several_labels_stay_several_if_one_side_is_one_hot(tmp_path, one_hot):
+    sides = {}
+    for side, offset in (("train", 0), ("test", 50)):
+        sides[f"x_{side}"] = np.arange(12, dtype=np.float32).reshape(4, 3) + offset
+        rows = np.tile([[1, 1], [0, 1]], (2, 1))
+        sides[f"y_{side}"] = np.tile(np.eye(2, dtype=np.int64), (2, 1)) if side == one_hot else rows
+    np.savez(tmp_path / "a.npz", **sides)
+    data = read(tmp_path / "a.npz")
+    for side, split in (("train", data.train), ("test", data.test)):
+        assert split.labels.dtype == np.bool_
+        np.testing.assert_array_equal(split.labels, sides[f"y_{side}"])
+
+
 @pytest.mark.parametrize("shape", [(COUNT, 0), (COUNT, 0, 4)])
 def test_labels_without_values_are_refused(tmp_path, shape):
     np.savez(tmp_path / "a.npz", x=INPUTS, y=np.zeros(shape, np.uint8))

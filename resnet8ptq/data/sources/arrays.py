@@ -31,6 +31,7 @@ from resnet8ptq.data.sources.array_names import CLASSES, STEPS, pick
 from resnet8ptq.data.sources.labels import (
     MAX_CLASSES,
     NO_LABELS,
+    align_several,
     find_highest,
     name_binary,
     name_classes,
@@ -47,8 +48,8 @@ def load(config: ArraysConfig, preprocess: PreprocessConfig, cache_root: Path) -
     """Return the data set of the arrays in `data.root`, a file or a folder.
 
     Raises:
-        ConfigError: inputs or labels are not recognized, several arrays have a usual name, or a
-            setting does not fit the arrays.
+        ConfigError: inputs or labels are not recognized, array names are ambiguous, or a setting
+            does not fit the arrays.
         DataError: a file is damaged, or arrays are missing or unsuitable.
     """
     root = Path(str(config.root))
@@ -67,7 +68,7 @@ def load(config: ArraysConfig, preprocess: PreprocessConfig, cache_root: Path) -
         labels = find("data.labels", names.labels)
         groups = find("data.groups", names.groups)
         sides.append(_read_split(str(root), inputs, labels, groups))
-    sides = name_binary(sides, root)
+    sides = align_several(name_binary(sides, root))
 
     # Scale and offset apply to stored integers only
     for split in sides:

@@ -143,6 +143,26 @@ def name_binary(sides: Sequence[Split], source: object, padded: bool = False) ->
     return named
 
 
+def align_several(sides: Sequence[Split]) -> list[Split]:
+    """Return splits with several labels a sample [N, classes] if one of them has these.
+
+    The rows of one split alone may be one-hot, so that they were read as classes [N].
+    """
+    widths = []
+    for split in sides:
+        if split.labels is not None and split.labels.dtype == np.bool_:
+            widths.append(split.labels.shape[1])
+    aligned = []
+    for split in sides:
+        if widths and split.has_classes and split.labels is not None:
+            of_class = np.eye(max(widths), dtype=np.bool_)
+            if find_highest(split.labels) < len(of_class):
+                log.info("%s: taken as several labels, like the other split", split.source)
+                split = replace(split, labels=of_class[split.labels])
+        aligned.append(split)
+    return aligned
+
+
 def check_labels(labels: Array, source: object) -> NDArray[np.int64]:
     """Return integer labels [N] as int64.
 
@@ -174,10 +194,10 @@ def name_classes(
         source: the origin of the labels, for the error.
         highest: the highest class number.
         origin: the setting or array that holds `names`, for the error.
-        exact: whether there must not be more names, as for a matrix with a column for each class.
+        exact: whether each name needs a class, as for a matrix with a column for each class.
 
     Raises:
-        DataError: the highest class has no name; or, if `exact`, there are more names.
+        DataError: the highest class has no name; or, if `exact`, a name has no class.
     """
     if names is None:
         return tuple(map(str, range(max(highest + 1, 2)))), False
