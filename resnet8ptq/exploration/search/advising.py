@@ -7,9 +7,9 @@
 Lists the configurations to try, and those that are slow, possibly wrong or impossible here, each
 with its reason and source. Commands of sweeps follow, which repeat the settings of the command
 line. The settings are those of `resnet8ptq run`, except backend, dtype, method, per_channel and
-reduce_range, which the advice chooses. For a network in a file, its properties and the steps of
-`resnet8ptq ship` come last. `model.path` takes the same files as in `resnet8ptq run`; `cache_dir=`
-is the folder of converted networks.
+reduce_range, which the advice chooses. For the network of `model.path`, its properties and the
+steps of `resnet8ptq ship` come last. `model.path` takes the same files as in `resnet8ptq run`;
+`cache_dir=` is the folder of converted networks.
 """
 
 from collections.abc import Sequence

@@ -48,7 +48,7 @@ def sweeps(
     """Return commands for the sweeps that the backends' modules of advice give.
 
     Backends with the same settings share a command. A backend has no command if it lacks an
-    operator of the network, or without such a sweep.
+    operator of the network or has no such sweep.
 
     Args:
         settings: the user's words for each command, such as the data.

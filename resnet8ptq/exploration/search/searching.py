@@ -42,14 +42,14 @@ class Asked:
         goal: `fastest` takes the first models that pass, and ranks them by latency. `smallest`
             ranks by bytes, and tries fewer than 8 bits. `best` looks for the least loss.
         backends: the values of `backend=`.
-        limit: the largest loss that passes, in the unit of the loss.
+        limit: the largest loss that passes, in the unit of the loss; 0 until a model is measured.
         fixed: the user's settings by key, see `find_fixed`; no step changes them.
         exact_sums: whether this CPU sums 8-bit products exactly.
         properties: properties of the network, see `network_properties`; empty if none is known.
         nodes: names of the network's nodes, which an error may name.
         reported: largest number of samples on which a model is confirmed; 0 if unknown.
         untuned: the reason why no step can tune on training samples, see `preparation.tunes`; empty
-            if steps can.
+            if steps can, or if unknown.
     """
 
     goal: str

@@ -92,7 +92,7 @@ def _find_similarity(fp32: Sequence[Fingerprint], other: Sequence[Fingerprint]) 
 
 
 def _compare(wanted: Matrix, others: Matrix) -> Matrix:
-    """Return the similarity, 0 to 1, of one tensor's quantiles with those of each other tensor.
+    """Return the similarity, 0 to 1, of one tensor's quantiles with those of several others.
 
     The similarity is the mean of three values. The first is nearness. The second is correlation,
     which a wrong scale or bias leaves unchanged. The third is the share of equal signs, which tells
