@@ -66,7 +66,7 @@ def explain(
     Args:
         exact, actual: the layer's output [samples, ...] in FP32 and in the file, both computed from
             the file's tensors before it. The channels lie along axis 1 or the last axis.
-        levels: the levels of the output in the file; None if the file does not round it.
+        levels: the levels of the output in the file; None if they have no single known scale.
         weights: the layer's weights [channels, ...] in FP32 and in the file; None if they are not
             known.
         biases: the layer's biases [channels] in FP32 and in the file; None if they are not known.
