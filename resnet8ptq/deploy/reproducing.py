@@ -183,9 +183,11 @@ def _count_different(
         predicted = arrays[kept]
     if predicted.shape != values.shape:
         return samples
-    away = np.abs(predicted.astype(np.float64) - values)
-    differ = away > ROUNDING * max(1.0, np.abs(values).max())
-    return int(differ.reshape(len(differ), -1).any(1).sum())
+    logged = values.astype(np.float64)
+    largest = np.abs(logged[np.isfinite(logged)]).max(initial=1.0)
+    again = predicted.astype(np.float64)
+    equal = np.isclose(again, logged, rtol=0, atol=ROUNDING * largest, equal_nan=True)
+    return int((~equal.reshape(len(equal), -1).all(1)).sum())
 
 
 def _find_kept(known: Container[str], arrays: Container[str]) -> str | None:

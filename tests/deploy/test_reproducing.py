@@ -1,5 +1,6 @@
 """The comparison of a deployed artifact's predictions with those of its run."""
 
+import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -24,3 +25,11 @@ def test_boxes_with_each_others_scores_differ(ours):
     ]
     same = sorted(map(tuple, ours)) == sorted(map(tuple, theirs))
     assert reproducing._differ(ours, theirs) != same
+
+
+def test_samples_with_other_values_that_are_not_finite_differ(tmp_path):
+    kept = np.array([[np.nan, 1.0], [np.inf, 1.0], [0.5, 1.0], [0.5, 1.0]])
+    now = np.array([[np.nan, 1.0], [np.inf, 1.0], [np.nan, 1.0], [0.5, 0.0]])
+    np.savez(tmp_path / "predictions.npz", scores=kept)
+    different = reproducing._count_different(tmp_path, {"scores": now}, {}, samples=4)
+    assert different == 2
