@@ -256,6 +256,16 @@ def test_pictures_of_several_sizes_need_one(tmp_path):
     assert read(root, size=5).image_shape == (5, 5, 3)
 
 
+def test_training_and_test_pictures_of_two_sizes_need_one(tmp_path):
+    write_classes(tmp_path / "p" / "train")
+    write_classes(tmp_path / "p" / "test")
+    for path in (tmp_path / "p" / "test").rglob("*.png"):
+        picture(RED, (8, 8)).save(path)
+    with pytest.raises(ConfigError, match=r"preprocess\.size: got null, .* training pictures"):
+        read(tmp_path / "p")
+    assert read(tmp_path / "p", size=5).image_shape == (5, 5, 3)
+
+
 def test_folders_that_hold_no_classes(tmp_path):
     (tmp_path / "empty").mkdir()
     picture(RED).save(tmp_path / "empty" / "a.png")
