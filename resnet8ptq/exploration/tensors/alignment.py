@@ -5,8 +5,8 @@ The values of a broken file are wrong after its fault. Tensors are therefore mat
 
 1. By equal names and sizes. Steps 2 and 3 follow only if less than half of the file's tensors
    match.
-2. By values: two tensors that are near, and nearer to each other than to any other. Fingerprints
-   without a layout choose the candidates.
+2. By values: two tensors that are near, and each the nearest to the other. Fingerprints without a
+   layout choose the candidates.
 3. By the order of the remaining tensors, whose values may be wrong. The alignment has the largest
    sum of scores (Needleman and Wunsch, 1970, with gaps that cost nothing). An error spreads to
    later tensors. Only pairs after the last pair of steps 1 and 2 may therefore have unlike values.
@@ -133,7 +133,7 @@ def _match_names(
 
 
 def _match_nearest(pairs: Pairs, similarity: Matrix, measure: Callable[[int, int], float]) -> None:
-    """Add pairs of unmatched tensors that are near, and nearer to each other than to any other."""
+    """Add pairs of unmatched tensors that are near, and each the nearest to the other."""
     nearness = np.zeros_like(similarity)
     taken = {*pairs.values()}
     for row, column in np.argwhere(similarity >= ALIKE).tolist():

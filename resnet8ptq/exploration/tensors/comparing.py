@@ -288,7 +288,7 @@ class TensorComparison:
 
     @property
     def first_lost(self) -> ComparedTensor | None:
-        """The first tensor below `LOST_DB`; None if there is none."""
+        """The first tensor with `sqnr_db` below `LOST_DB`; None if there is none."""
         for tensor in self.tensors:
             if tensor.sqnr_db < LOST_DB:
                 return tensor
