@@ -396,8 +396,8 @@ def simplify_gemms(graph: onnx.GraphProto) -> None:
 
     A Gemm may lack a bias; a bias that differs by row keeps its shape.
 
-    ONNX Runtime's quantizer drops the beta of a bias that it rounds. `_flatten_biases` has the
-    reason for the shape.
+    ONNX Runtime's quantizer divides a bias by beta, in place of multiplying it (1.31).
+    `_flatten_biases` has the reason for the shape.
     """
     links = Links(graph)
     for node in graph.node:
@@ -421,9 +421,9 @@ def simplify_gemms(graph: onnx.GraphProto) -> None:
 def copy_shared_weights(graph: onnx.GraphProto) -> None:
     """Give a constant with several roles a copy for each role after the first, in place.
 
-    ONNX Runtime's quantizer rounds a constant once, with the scales of its first role, such as a
-    scale for each channel of a Conv. The channels of a ConvTranspose are along another axis. A bias
-    has the scale of its layer, so each layer needs a copy. Tables of Gather nodes are not copied.
+    ONNX Runtime's quantizer rounds a constant once, with the scales of one role, such as a scale
+    for each channel of a Conv. The channels of a ConvTranspose are along another axis. A bias has
+    the scale of its layer, so each layer needs a copy. Tables of Gather nodes are not copied.
     """
     constants = Links(graph).constants
     roles: dict[str, dict[Role, str]] = {}  # each constant's name in each role
@@ -466,8 +466,8 @@ def _find_role(node: onnx.NodeProto, index: int) -> Role:
 def _flatten_biases(graph: onnx.GraphProto) -> None:
     """Give a constant bias of a Gemm the shape [N], unless it differs by row, in place.
 
-    ONNX also broadcasts [1, N] and [1]. However, ONNX Runtime's per-channel quantization fails on
-    the first shape, and torch's quantized linear on the second.
+    ONNX also broadcasts [1, N] and [1]. However, ONNX Runtime's per-channel quantization and
+    torch's quantized linear fail on both shapes.
     """
     links = Links(graph)
     for node in graph.node:
