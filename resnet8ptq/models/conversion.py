@@ -130,7 +130,7 @@ def convert(
 
     Raises:
         ModelError: the file is not a model, is unsafe, has NaN or infinity in its weights, does not
-            fit the samples, or cannot be converted.
+            fit the samples or `config`, or cannot be converted.
         ParityError: ONNX Runtime disagrees with the original, or the original returns NaN or
             infinity.
         DataError: the samples cannot be prepared.
