@@ -299,6 +299,22 @@ def test_an_omitted_input_does_not_depend_on_an_omitted_output():
     assert find_data_sized(proto).keys() == {"u"}
 
 
+def test_a_reshape_that_copies_the_batch_leaves_the_length_free():
+    proto = parser.parse_model(
+        """<ir_version: 8, opset_import: ["" : 17]>
+        g (float[N, L, 4] x) => (float[N, 4, M] y)
+        <int64[1] zero = {0}, int64[1] one = {1}, int64[1] rest = {-1}> {
+            sizes = Shape(x)  length = Gather(sizes, one)
+            shape = Concat <axis = 0> (zero, rest, length)  y = Reshape(x, shape)
+        }"""
+    )
+    name_nodes(proto.graph)
+    fixed = fix_sizes(proto, np.zeros((1, 6, 4), np.float32), None, ["x"])
+    values = np.arange(40, dtype=np.float32).reshape(2, 5, 4)
+    [result] = open_runner(fixed)(values)
+    assert np.array_equal(result, values.reshape(2, 4, 5))
+
+
 @pytest.mark.parametrize("branch", ["chosen = NonZero(x)", "chosen = Identity(places)"])
 def test_the_size_of_a_branch_that_counts_is_free(branch):
     """As of a detector that has a branch for pictures without boxes."""
