@@ -527,7 +527,7 @@ def _fix_shaped(
 def _fill_in(shape: NDArray[np.int64], before: Sequence[int]) -> NDArray[np.int64]:
     """Return a target shape with the size that its -1 means for an input of shape `before`."""
     copied = shape.copy()  # each 0 copies a size of the input
-    for axis in np.flatnonzero(shape == 0):
+    for axis in np.flatnonzero(shape == 0).tolist():
         copied[axis] = before[axis]
     size = -math.prod(before) // np.prod(copied)  # the product includes the -1
     return np.where(shape == -1, size, shape)
