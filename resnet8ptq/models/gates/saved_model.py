@@ -190,6 +190,8 @@ def _tensor_names(infos: Any) -> dict[str, str]:
 def _signature(meta: Any, folder: Path) -> Any:
     """Return the signature `serving_default`, or the only one.
 
+    Signatures without inputs or outputs do not count.
+
     Raises:
         ModelError: there is no such signature.
     """
