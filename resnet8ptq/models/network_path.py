@@ -66,13 +66,14 @@ def hash_network(config: ModelConfig, source: Path) -> str:
     """Return a hexadecimal hash of all sources of the network.
 
     These are the files, `model.inputs` and `model.outputs`; for a module also its dotted path, its
-    arguments, and the `.py` files of its top-level package or module.
+    arguments, and the `.py` files of its top-level package, or the file of its top-level module.
 
     Args:
         source: the result of `locate`.
 
     Raises:
-        ModelError: the code of a module is not found, or `model.module` has no dot.
+        ModelError: the code of a module is not found or built into Python, or `model.module` has no
+            dot.
     """
     more: list[Any] = []
     if config.inputs or config.outputs:
@@ -90,7 +91,8 @@ def _hash_code(module: str) -> str:
         spec = importlib.util.find_spec(module.split(".")[0])
     except (ImportError, ValueError):
         spec = None
-    if spec is None or "." not in module:
+    has_code = spec is not None and (spec.submodule_search_locations or spec.has_location)
+    if spec is None or not has_code or "." not in module:
         raise ModelError(
             f"model.module: got {module!r}, which is not found; expected package.module.Class "
             "in the current folder or on PYTHONPATH"

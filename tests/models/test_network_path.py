@@ -56,6 +56,15 @@ def test_a_module_s_identity_is_its_code_arguments_and_weights(tmp_path, monkeyp
     assert "networks_of_mine" not in sys.modules  # hashed, not run
 
 
+@pytest.mark.parametrize("module", ["time.Network", "os.Network", "time"])
+def test_a_module_without_a_file_of_its_own_is_not_found(tmp_path, module):
+    """Python's built-in modules hide a file of the same name in the current folder."""
+    weights = tmp_path / "weights.pt"
+    weights.write_bytes(b"1")
+    with pytest.raises(ModelError, match=f"got '{module}', which is not found"):
+        network_path.hash_network(config_of(module=module), weights)
+
+
 def test_a_folder_s_identity_is_every_file_in_it(tmp_path):
     (tmp_path / "variables").mkdir()
     (tmp_path / "saved_model.pb").write_bytes(b"1")
