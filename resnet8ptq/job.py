@@ -80,7 +80,7 @@ def run_alone(asked: RunConfig, folder: Path, overrides: Sequence[str]) -> "Sing
 def run_in_sweep(asked: RunConfig, folder: Path, hydra: HydraConf) -> "RunRecord":
     """Run a job as a child of the sweep's parent run.
 
-    A wrong setting is recorded as a failed run, and then raised.
+    A wrong setting is recorded as a failed run, and its error is raised.
 
     Args:
         asked: the settings, not checked yet.

@@ -1,4 +1,4 @@
-"""Imports torchvision and onnx2torch; both imports may fail with a CPU build of torch."""
+"""Imports torchvision and onnx2torch; plain imports may fail with a CPU build of torch."""
 
 import importlib
 import sys

@@ -362,8 +362,8 @@ def _depth_to_space(node: Node) -> torch.nn.Module | None:
 def _space_to_depth(node: Node) -> torch.nn.Module:
     """Return a SpaceToDepth, into which ONNX Runtime fuses slices.
 
-    The module calls torch's functions: FX leaves a convolution in float if it follows methods such
-    as `permute` of a float tensor, such as the network's input.
+    The module calls torch's functions: FX leaves a convolution in float if it follows methods, such
+    as `permute`, of the network's input.
     """
     block = node("blocksize")
 

@@ -1,4 +1,4 @@
-"""Replaces an If by one of its branches, if the condition does not depend on the samples.
+"""Replaces an If by one of its branches, if the condition is the same for all samples and batches.
 
 Exporters keep both branches if the condition depends on a shape, or on an input that all samples
 share, such as a sampling rate. No backend quantizes the layers inside an If of an ONNX graph.
