@@ -72,8 +72,8 @@ def hash_network(config: ModelConfig, source: Path) -> str:
         source: the result of `locate`.
 
     Raises:
-        ModelError: the code of a module is not found or built into Python, or `model.module` has no
-            dot.
+        ModelError: the code of a module is not found, the module is built into Python, or
+            `model.module` has no dot.
     """
     more: list[Any] = []
     if config.inputs or config.outputs:
