@@ -231,7 +231,7 @@ def test_a_bias_that_is_broadcast_is_flattened(take, tmp_path, shape):
 
 @pytest.mark.parametrize("name", ["dense", "bias"])
 def test_alpha_and_beta_of_a_dense_layer_become_part_of_its_constants(take, tmp_path, name):
-    """ONNX Runtime's quantizer drops the beta of a bias that it rounds."""
+    """ONNX Runtime's quantizer divides a bias by beta, in place of multiplying it."""
     proto = build(last="Identity", constants={"bias": np.arange(10, dtype=np.float32)})
     [gemm] = [node for node in proto.graph.node if node.op_type == "Gemm"]
     factor = {"dense": "alpha", "bias": "beta"}[name]
