@@ -178,7 +178,7 @@ def run_recorded(
     Args:
         parent_id: the id of the sweep's run; None for a single run.
         earlier: unfinished runs of the job, which this run replaces.
-        varied: the settings that vary in the sweep, for the run's name.
+        varied: the result of `name_varied`; empty for a single run.
 
     Raises:
         PtqError, OSError: a setting or an input is wrong; the run is recorded as failed.
