@@ -23,7 +23,7 @@ def import_torchvision() -> None:
 
     With a CPU build of torch, the compiled operators of pip's torchvision may not load. The import
     of torchvision then fails on `nms` or `qnms`, so both are declared here without a kernel. If a
-    network calls one, torchvision's error says to reinstall torchvision.
+    network calls `torchvision.ops.nms`, torchvision's error says to reinstall torchvision.
 
     Raises:
         Exception: the import fails for a reason other than these operators or a missing module.

@@ -139,7 +139,7 @@ def _fix_outputs(traced: Any, graph: onnx.GraphProto) -> None:
     """Make a traced module return the outputs of its ONNX graph, in a tuple if there are several.
 
     onnx2torch instead returns every output of the nodes that compute outputs of the graph, in a
-    list if there are several such nodes. `torch.jit.trace` expects a tuple.
+    list if there are several such nodes. `torch.jit.trace` warns about a list.
     """
     producers = Links(graph).producers
     calls = {node.target: node for node in traced.find_nodes(op="call_module")}
