@@ -513,11 +513,11 @@ def write_explicitly(proto: onnx.ModelProto) -> onnx.ModelProto:
 def write_paddings(proto: onnx.ModelProto) -> None:
     """Replace `SAME_UPPER` and `SAME_LOWER` by explicit paddings, in place, if sizes are known.
 
-    onnx2torch lacks both modes. They give ceil(size / stride) outputs along an axis. A
-    ConvTranspose gives size * stride, or fewer if its kernel is shorter than the stride. The larger
-    half of an odd padding is at the end for `SAME_UPPER`, at the beginning for `SAME_LOWER`. A
-    ConvTranspose with `output_shape` or `output_padding` keeps `auto_pad`, because these attributes
-    change the paddings.
+    onnx2torch lacks both modes. ONNX defines that they give ceil(size / stride) outputs along an
+    axis. A ConvTranspose gives size * stride, or fewer if its kernel is shorter than the stride.
+    The larger half of an odd padding is at the end for `SAME_UPPER`, at the beginning for
+    `SAME_LOWER`. A ConvTranspose with `output_shape` or `output_padding` keeps `auto_pad`, because
+    these attributes change the paddings.
     """
     sizes: dict[str, list[int]] = {}
     for node in proto.graph.node:
