@@ -161,8 +161,7 @@ def _report_tied_weights(graph: onnx.GraphProto) -> None:
     sizes = {tensor.name: math.prod(tensor.dims) for tensor in graph.initializer}
     for table, product in find_tied(graph):
         log.info(
-            "%s and %s have the same weights, %s values: the quantized file stores them twice, "
-            "since the two are rounded along different axes",
+            "%s and %s have the same weights, %s values: the quantized file stores them twice",
             table.name,
             product.name,
             f"{sizes[table.input[0]]:,}",

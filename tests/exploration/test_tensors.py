@@ -60,9 +60,9 @@ SHAPES = {"w0": (8, 3, 3, 3), "w1": (8, 8, 3, 3), "w2": (8, 8, 1, 1), "w3": (8, 
 SAMPLES = np.random.default_rng(1).normal(size=(24, 3, 12, 12)).astype(np.float32)
 
 
-def build() -> onnx.ModelProto:
+def build(network: str = NETWORK) -> onnx.ModelProto:
     random = np.random.default_rng(0)
-    proto = onnx.parser.parse_model(NETWORK)
+    proto = onnx.parser.parse_model(network)
     for name, shape in SHAPES.items():
         channels = shape[-1] if name == "w3" else shape[0]
         weights = random.normal(size=shape) / np.sqrt(np.prod(shape[1:]))
@@ -88,9 +88,9 @@ def files(tmp_path_factory):
     return quantize(tmp_path_factory.mktemp("tensors"), QuantFormat.QDQ)
 
 
-def quantize(folder, file_format):
+def quantize(folder, file_format, network=NETWORK):
     fp32, quantized = folder / "fp32.onnx", folder / "int8.onnx"
-    onnx.save(build(), fp32)
+    onnx.save(build(network), fp32)
     quantize_static(
         *(fp32, quantized, _Reader()),
         quant_format=file_format,
@@ -193,6 +193,17 @@ def test_another_bias_is_found_however_small_its_cost(files, names):
     assert [(one.name, one.tensors) for one in findings.find_faults(compared)] == [
         (step_table.WRONG_BIAS, ("right",))
     ]
+
+
+def test_tensors_keep_the_order_of_execution_where_a_fused_activation_comes_later(tmp_path):
+    """A tensor with the name of a layer belongs to the Relu behind it if its range starts at 0."""
+    late = NETWORK.replace("total = Add(left, right)", "bent = Relu(left) total = Add(bent, right)")
+    fp32, quantized = quantize(tmp_path, QuantFormat.QDQ, late)
+    for node in quantized.graph.node:
+        for ports in (node.input, node.output):
+            ports[:] = ["left" if name == "bent" else name for name in ports]
+    names = [tensor.name for tensor in compare(fp32, quantized).tensors]
+    assert names.index("right") < names.index("bent") < names.index("second")
 
 
 def test_another_bias_of_an_integer_operator_is_found(tmp_path):
@@ -309,6 +320,9 @@ def test_weights_of_few_levels_are_no_other_weights():
             least_db=find_least_db(dtype),
         )
 
+    of_matrix = np.abs(weights).max()  # most levels are 0
+    coarse = np.rint(weights / of_matrix) * of_matrix
+    assert explain_weights(coarse, "int2").kind == ""
     explanation = explain_weights(rounded, "int2")
     assert explanation.kind == "" and "rounded coarsely" in explanation.words
     assert explain_weights(rounded, "int8").kind == step_table.WRONG_WEIGHTS

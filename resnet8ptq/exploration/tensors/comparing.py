@@ -556,11 +556,14 @@ def _match(
     def measure(row: int, column: int) -> float:
         return alignment.find_nearness(of_fp32[row], of_file[column])
 
-    matched = []
+    # A pair may move behind an activation: order the pairs again
     pairs = alignment.match(fp32, file, measure)
     rows = {row for row, _ in pairs}
+    behind = []
     for row, column in pairs:
-        row = exact.behind_activation(row, rows, inner[column])
+        behind.append((exact.behind_activation(row, rows, inner[column]), column))
+    matched = []
+    for row, column in sorted(behind):
         axes = alignment.find_axes(of_fp32[row], of_file[column])
         if axes is not None:
             matched.append((exact.names[row], column, axes))

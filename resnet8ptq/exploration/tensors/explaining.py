@@ -18,7 +18,9 @@ Matrix = NDArray[np.float64]  # [channels, rest]
 
 LEFT = 0.1  # share of the noise, or of a largest difference, that does not count
 WEIGHTS_DB = 15.0  # weights of 8 bits have 30 dB or more
-NARROW_DB = 1.0  # weights of 4 bits have 10 to 20 dB, those of 2 bits about 3, other ones below 0
+NARROW_DB = (
+    0.1  # weights of 4 bits have 10 to 20 dB, those of 2 bits 0.3 to 7, other ones at most 0
+)
 NEAR_DB = 3.0  # an output this much noisier than the weights is still explained by them
 FEW = 10  # least number of values of a channel for an explanation
 FEW_WEIGHTS = 4  # the least number for weights, whose only noise is rounding
@@ -46,7 +48,7 @@ def find_least_db(dtype: str) -> float:
     """Return the SQNR, in dB, below which weights of a dtype count as wrong.
 
     >>> find_least_db("int8"), find_least_db("int2")
-    (15.0, 1.0)
+    (15.0, 0.1)
     """
     bits = dtype.lstrip("abcdefghijklmnopqrstuvwxyz")
     return NARROW_DB if bits in ("2", "3", "4") else WEIGHTS_DB
