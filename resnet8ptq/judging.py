@@ -27,7 +27,7 @@ from pathlib import Path
 from resnet8ptq import run
 from resnet8ptq.backends.file import reading
 from resnet8ptq.config import words as grammar
-from resnet8ptq.core import background, command, invocation
+from resnet8ptq.core import background, command, files, invocation
 from resnet8ptq.core.errors import ConfigError, TrackingError
 from resnet8ptq.core.text import no_such_name
 from resnet8ptq.data.sources import name_file
@@ -158,7 +158,7 @@ def _is_file(word: str) -> bool:
 
 def _holds_samples(word: str) -> bool:
     """Return whether a word is a folder, or a file of samples by its name."""
-    path = Path(word).expanduser()
+    path = files.expand(word)
     return path.is_dir() or (path.is_file() and name_file(path) is not None)
 
 

@@ -15,6 +15,7 @@ from resnet8ptq.api.networks import find_network, list_inputs
 from resnet8ptq.api.samples import find_samples
 from resnet8ptq.core import cache, command_process
 from resnet8ptq.core.errors import ConfigError
+from resnet8ptq.core.files import expand
 
 if TYPE_CHECKING:
     from resnet8ptq.results import RunRecord, SweepSummary
@@ -148,7 +149,7 @@ def judge(
     words = _find_inputs(model, data, example, settings)
     if isinstance(files, str | Path):
         files = [files]
-    paths = [str(Path(file).expanduser().absolute()) for file in files]
+    paths = [str(expand(file).absolute()) for file in files]
     asked = Arguments.parse([*paths, *words, *to_words(settings)])
     return _run_sweep(asked.to_sweep(), quiet)
 

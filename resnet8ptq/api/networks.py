@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from resnet8ptq.api.keywords import to_words
-from resnet8ptq.core import cache
+from resnet8ptq.core import cache, files
 from resnet8ptq.core.errors import ModelError, errors_as
 
 KIND = "networks_from_memory"  # the kind of the cache's entries
@@ -40,7 +40,7 @@ def find_network(
     if model is None:
         return []
     if isinstance(model, str | Path):
-        return to_words({"model.path": Path(model).expanduser().absolute()})
+        return to_words({"model.path": files.expand(model).absolute()})
     return to_words({"model.path": _write_network(model, example, samples, root)})
 
 

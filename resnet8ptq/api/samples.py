@@ -52,7 +52,7 @@ def find_samples(data: Any, root: Path, takes: Sequence[str] = ()) -> tuple[list
     if isinstance(data, str | Path):
         if str(data) in SOURCES:
             return [f"data={data}"], {}
-        path = Path(data).expanduser().absolute()
+        path = files.expand(data).absolute()
         settings = find_settings(path)
         return [f"data={settings.pop('data')}", *to_words(settings)], {}
 

@@ -94,7 +94,7 @@ def load_ranges(path: str | Path, provenance: Provenance | None) -> dict[str, Ra
             it. With `provenance`, also: its provenance file is missing or damaged, or the table was
             edited or belongs to another model, method or samples.
     """
-    table = Path(path).expanduser()
+    table = files.expand(path)
     if table.suffix in (".flatbuffers", ".cache") and not table.is_dir():
         raise ConfigError(
             f"calib.table: got {path}, which holds one number per tensor; expected the "

@@ -296,7 +296,7 @@ def _check_spaces(settings: Sequence[str], groups: dict[str, list[str]]) -> None
 
         # The first mend that fits the neighbours is the likeliest
         _, _, value = before.partition("=")
-        is_path = value and Path(f"{value} {word}").expanduser().exists()
+        is_path = value and files.expand(f"{value} {word}").exists()
         if before and (is_path or _is_open(before)):
             mend = f"a space has split a value; put it in quotes: '{before} {word}'"
         elif before.endswith((",", "=")) or word.startswith(","):
@@ -601,7 +601,7 @@ def _fault(key: str, metadata: Any, value: Any, local: bool) -> ConfigError | No
 
         # The jobs run here, with this machine's CPUs and files
         limits.check_threads(key, value)
-        if metadata.get("is_path") and (value == "" or not Path(str(value)).expanduser().exists()):
+        if metadata.get("is_path") and (value == "" or not files.expand(str(value)).exists()):
             got = f"{value or 'nothing'} (not there)"
             expected = f"expected a file or folder that exists{files.name_nearest(value)}"
             return ConfigError(f"{key}: got {got}, {expected}")

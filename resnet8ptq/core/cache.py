@@ -38,7 +38,7 @@ Key = Mapping[str, str | int | bool]
 def folder(setting: str | None) -> Path:
     """Return the root: `setting`, else `$RESNET8PTQ_CACHE`, else a folder in the user's cache."""
     name = setting or os.environ.get("RESNET8PTQ_CACHE") or pooch.os_cache("resnet8ptq")
-    return Path(name).expanduser().absolute()
+    return files.expand(name).absolute()
 
 
 def check_writable(setting: str | None) -> None:

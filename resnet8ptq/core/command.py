@@ -21,7 +21,6 @@ import traceback
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass
-from pathlib import Path
 from typing import Any, Protocol, TypeVar, cast, get_type_hints
 
 import yaml
@@ -282,7 +281,7 @@ def no_such_option(name: str, group: str, options: Collection[str]) -> str:
         return message
 
     # Another setting takes the path of a network or of data
-    path = Path(name).expanduser()
+    path = files.expand(name)
     if not path.exists() and nearest(name, options) is None:
         path = files.find_nearest(path) or path
     if path.exists():

@@ -17,6 +17,18 @@ from pathlib import Path
 from resnet8ptq.core.text import nearest, show
 
 
+def expand(name: object) -> Path:
+    """Return a path with the home folder for a leading `~` or `~user`.
+
+    The name of an unknown user stays, so that the message on a missing file shows it.
+    """
+    path = Path(str(name))
+    try:
+        return path.expanduser()
+    except RuntimeError:
+        return path
+
+
 @contextmanager
 def atomic(path: Path, mode: int = 0o644) -> Iterator[Path]:
     """Yield a temporary path beside `path`; rename it to `path` unless the block raises.
@@ -102,7 +114,7 @@ _FULL = re.compile(
 def find_nearest(path: Path) -> Path | None:
     """Return the file or folder beside a missing path with the closest name, if one is close."""
     try:
-        names = [child.name for child in path.expanduser().parent.iterdir()]
+        names = [child.name for child in expand(path).parent.iterdir()]
     except OSError:
         return None
     close = nearest(path.name, names)

@@ -48,7 +48,7 @@ def find_data(config: DataConfig, own_network: bool = False) -> DataConfig:
         return _find_cifar10_data(config, own_network)
 
     # The user names the file or folder
-    root = Path(name or "").expanduser().absolute()
+    root = files.expand(name or "").absolute()
     fits = (source.file and root.is_file()) or (source.folder and root.is_dir())
     if name is None or not fits:
         got = name or "null"
@@ -68,7 +68,7 @@ def _file(config: TableConfig, key: str) -> str | None:
     name = getattr(config, key)
     if name is None:
         return None
-    path = Path(name).expanduser().absolute()
+    path = files.expand(name).absolute()
     if not path.is_file():
         raise ConfigError(f"data.{key}: got {name} (not there), expected a file")
     return str(path)
@@ -97,7 +97,7 @@ def _find_cifar10() -> tuple[Path | None, str]:
     """Return the folder of CIFAR-10, and ""; if there is none, None and the places tried."""
     folder = os.environ.get("CIFAR10_DIR")
     if folder:
-        path = Path(folder).expanduser().absolute()
+        path = files.expand(folder).absolute()
         if not path.is_dir():
             raise ConfigError(
                 f"$CIFAR10_DIR: got {folder} (not there), expected a folder with data_batch_1..5; "

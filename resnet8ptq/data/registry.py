@@ -11,7 +11,7 @@ from pkgutil import resolve_name
 from typing import Any
 
 from resnet8ptq.config.schema import ArraysConfig, DataConfig, PreprocessConfig
-from resnet8ptq.core import cache
+from resnet8ptq.core import cache, files
 from resnet8ptq.core.errors import ConfigError, DataError, PtqError, errors_as
 from resnet8ptq.data import preprocessing
 from resnet8ptq.data.dataset import Dataset, Split
@@ -180,7 +180,7 @@ def _read_calibration(
     """
     from resnet8ptq.data.sources import folder  # imports Pillow
 
-    path = Path(name).expanduser()
+    path = files.expand(name)
     if not path.is_dir():
         raise ConfigError(f"calib.images: got {name} (not there), expected a folder of pictures")
     if not data.test.has_pictures:

@@ -27,7 +27,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from resnet8ptq.config.limits import require
-from resnet8ptq.core import cache, command, invocation
+from resnet8ptq.core import cache, command, files, invocation
 from resnet8ptq.core.console import say, silenced, stderr, stdout, waiting
 from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.core.text import redact, safe_name
@@ -92,7 +92,7 @@ def main(words: list[str]) -> None:
 
     # Write the folder completely, or not at all
     name = safe_name(record.name or "model") + f"-{safe_name(record.run_id[:8])}"
-    folder = Path(asked.folder or Path("deployed", name)).expanduser().absolute()
+    folder = files.expand(asked.folder or Path("deployed", name)).absolute()
     with tempfile.TemporaryDirectory() as scratch, _new_folder(folder) as temporary:
         run = source.fetch_run(store, record, folder=Path(scratch), use=use, trust=asked.trust)
         _check_register(run, asked.register)

@@ -77,7 +77,7 @@ def main(words: list[str]) -> None:
     asked = command.parse_words(words, Arguments, __doc__, plain="result")
     if not asked.result:
         raise ConfigError("result: missing, expected the output of python measure.py > result")
-    carried = Carried(Path(asked.result).expanduser())
+    carried = Carried(files.expand(asked.result))
     with waiting("Reading the run"):
         store = open_store(asked.tracking)
         record, _ = source.find_run(store, carried.run_id, sweep=None, use=RECOMMENDED, asked={})

@@ -147,7 +147,7 @@ def _find(file: File, benchmark: BenchmarkConfig) -> str:
         UnsupportedError: the folder lacks the file, and it has no download or the download fails.
     """
     folder = benchmark.folder
-    paths = [] if folder is None else sorted(Path(folder).expanduser().glob(file.path))
+    paths = [] if folder is None else sorted(files.expand(folder).glob(file.path))
     if paths:
         path = paths[0]
         is_pinned = file.sha256 is not None

@@ -139,7 +139,7 @@ def _name_path(word: str, before: str, words: Sequence[str]) -> str:
     Args:
         before: the word before `word`; an option may take `word` as its value.
     """
-    path = Path(word).expanduser()
+    path = files.expand(word)
     is_plain = "=" not in word and not word.startswith(("-", "~"))
     is_value = before.startswith("-") and before not in _SWITCHES
     is_taken = is_value or before.endswith((",", "="))  # a space may have split a value
@@ -164,7 +164,7 @@ def _quote_path(word: str) -> str:
         return word
     with suppress(OSError):  # raised by texts that are too long for a path
         # Most words need no parsing, which takes milliseconds
-        if not Path(value).expanduser().exists():
+        if not files.expand(value).exists():
             return word
         try:
             grammar.parse(word)
@@ -265,7 +265,7 @@ def _find_source(typed: Sequence[Override]) -> dict[str, str]:
         return {}
     roots = []
     for value in grammar.values(by_key["data.root"]):
-        roots.append(Path(str(value)).expanduser())
+        roots.append(files.expand(str(value)))
     if not roots or not all(path.exists() for path in roots):
         return {}  # the path is missing, or on another machine
 
@@ -289,7 +289,7 @@ def _is_own(key: str, value: Any) -> bool:
 
     ResNet8 is the default network, of MLPerf Tiny.
     """
-    path = Path(str(value)).expanduser()
+    path = files.expand(str(value))
     if key != "model.path" or not path.exists():
         return key != "model.path"  # a missing file gets its own error first
     from resnet8ptq.models.network_path import SHA256  # imports pooch

@@ -38,7 +38,7 @@ def locate(config: ModelConfig, data_name: str) -> Path:
     if config.module is not None:
         return _state_dict(config)
     if config.path is not None:
-        return _checked(Path(config.path).expanduser().absolute(), "model.path")
+        return _checked(files.expand(config.path).absolute(), "model.path")
     if data_name == "shapes":
         return shapes.WEIGHTS
     named = os.environ.get("RESNET8_H5")
@@ -110,7 +110,7 @@ def _state_dict(config: ModelConfig) -> Path:
         raise ModelError("model.path: set together with model.module; expected one of the two")
     if config.state_dict is None:
         raise ModelError("model.state_dict: not set; model.module takes its weights from there")
-    path = Path(config.state_dict).expanduser().absolute()
+    path = files.expand(config.state_dict).absolute()
     if not path.is_file():
         raise ModelError(f"model.state_dict: got {path}, no such file")
     return _check_size(path)

@@ -9,7 +9,7 @@ It writes conf/experiment/mine.yaml, my_metrics.py and .gitignore, and overwrite
 from dataclasses import dataclass
 from pathlib import Path
 
-from resnet8ptq.core import command, invocation
+from resnet8ptq.core import command, files, invocation
 from resnet8ptq.core.errors import ConfigError
 
 FILES = {  # path in the project: name in `files/`
@@ -33,7 +33,7 @@ def main(words: list[str]) -> None:
         ConfigError: one of the files exists, or the folder cannot be written.
     """
     asked = command.parse_words(words, Arguments, __doc__, plain="folder")
-    folder = Path(asked.folder).expanduser()
+    folder = files.expand(asked.folder)
     write(folder)
     print(f"{folder.absolute()}: {', '.join(FILES)}")
     print("Next:")

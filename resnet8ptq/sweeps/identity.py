@@ -68,7 +68,7 @@ def hash_run(settings: Settings) -> str:
     network = settings.network.sha256
     hashed["model"] = {**hashed["model"], "path": network, "state_dict": None}
     if config.backend.path is not None:
-        hashed["backend"] |= {"path": reading.digest(Path(config.backend.path).expanduser())}
+        hashed["backend"] |= {"path": reading.digest(files.expand(config.backend.path))}
     if config.calib.table is not None:
         hashed["calib"] |= {"table": files.sha256(Path(config.calib.table))}
     hashed["task"] |= {"own_code": tasks.fingerprint(config.task)}

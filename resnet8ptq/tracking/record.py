@@ -24,7 +24,7 @@ from pydantic import (
 
 from resnet8ptq.config.naming import Combination
 from resnet8ptq.config.schema import BY_BATCH
-from resnet8ptq.core import command_process, invocation
+from resnet8ptq.core import command_process, files, invocation
 from resnet8ptq.core.errors import ConfigError, TrackingError
 from resnet8ptq.core.text import printable
 from resnet8ptq.evaluation.stopped_hits import PLANNED, STOPPED_LOSS
@@ -558,7 +558,7 @@ class RunRecord(BaseModel):
         """
         if self.deploy_command is None and not self.doubt:
             raise ConfigError(f"run_id: run {self.run_id} has no file of this tool to deploy")
-        target = Path(folder).expanduser().absolute()
+        target = files.expand(folder).absolute()
         asked = []
         for key, value in settings.items():
             dotted = key.replace("__", ".")

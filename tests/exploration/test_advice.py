@@ -1,5 +1,6 @@
 """What is known of kernels by a CPU's flags, what is advised by it, and the warning of a run."""
 
+import itertools
 import shlex
 from contextlib import chdir
 from dataclasses import replace
@@ -28,6 +29,8 @@ from resnet8ptq.exploration.search.candidates import (
 from resnet8ptq.graph.session import open_runner
 from resnet8ptq.models.summary import summarize
 from tests.helpers.calling import QUICK, REPO, call, call_beside
+from tests.helpers.configs import make_config
+from tests.helpers.factories import quantizer_of
 from tests.helpers.onnx_networks import build
 from tests.helpers.own_data import write_data, write_network
 
@@ -130,6 +133,15 @@ def test_without_vnni_exact_sums_are_tried_first():
 def test_elsewhere_nothing_saturates(flags):
     assert WRONG not in verdicts(flags).values()
     assert "reduce_range" not in " ".join(sweeps(flags))
+
+
+@pytest.mark.parametrize("flags", [AVX2, VNNI, ARM])
+def test_every_run_of_a_sweep_is_supported(flags):
+    for command in sweeps(flags):
+        swept = [word.partition("=") for word in command.partition(" run -m ")[2].split()]
+        for values in itertools.product(*(value.split(",") for _, _, value in swept)):
+            words = [f"{key}={value}" for (key, _, _), value in zip(swept, values, strict=True)]
+            assert quantizer_of(make_config(*words)).resolve().execution == "integer"
 
 
 def test_the_fast_pair_depends_on_the_cpu():

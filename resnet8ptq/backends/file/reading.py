@@ -67,7 +67,7 @@ def find_path(options: BackendConfig) -> Path:
     if options.path is None:
         suffixes = " | ".join(find_readers())
         raise ConfigError(f"backend.path: got null, expected a quantized file: {suffixes}")
-    return Path(options.path).expanduser()
+    return files.expand(options.path)
 
 
 def find_suffix(path: Path, key: str = "backend.path") -> str:

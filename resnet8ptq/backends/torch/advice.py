@@ -11,13 +11,18 @@ from resnet8ptq.backends.advice import (
     WRONG,
     Advice,
     beyond_x86,
+    granularity,
     in_float,
 )
 from resnet8ptq.backends.contract import Resolved
 from resnet8ptq.backends.kernels import saturates
-from resnet8ptq.backends.onnx.advice import sweep as sweep  # the kernels take the same dtypes
 from resnet8ptq.core.machine import is_x86
 from resnet8ptq.models.summary import Summary
+
+
+def sweep(flags: Collection[str], network: Summary | None) -> str | None:
+    """Return the settings of a sweep over the only pair of dtypes that torch's kernels take."""
+    return f"dtype=u8s8 {granularity(network)}"
 
 
 def advise(flags: Collection[str], network: Summary | None) -> Iterator[Advice]:

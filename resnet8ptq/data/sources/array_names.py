@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from resnet8ptq.config.schema import ArraysConfig, DataConfig
+from resnet8ptq.core import files
 from resnet8ptq.core.errors import ConfigError, PtqError
 from resnet8ptq.core.text import list_names
 from resnet8ptq.data.dataset import SIDES
@@ -388,6 +389,6 @@ def _simple(name: str) -> str:
 
 def check_name(key: str, name: str, root: Path, arrays: Arrays) -> None:
     """Raise `ConfigError` if `name` is neither an array nor a file."""
-    if name not in arrays and not Path(name).expanduser().is_file():
+    if name not in arrays and not files.expand(name).is_file():
         held = list_names(arrays, mistyped=name) or "nothing"
         raise ConfigError(f"{key}: got {name}, expected a file, or one of {held} in {root}")

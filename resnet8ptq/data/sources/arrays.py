@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from resnet8ptq.config.schema import ArraysConfig, PreprocessConfig
-from resnet8ptq.core import cache, code
+from resnet8ptq.core import cache, code, files
 from resnet8ptq.core.errors import ConfigError, DataError
 from resnet8ptq.core.records import pack
 from resnet8ptq.core.text import printable
@@ -126,7 +126,7 @@ def _find_array(
     if name in arrays:
         source = f"{root}: {name}" if len(arrays) > 1 else str(root)
         return SourcedArray(source, arrays[name]())
-    path = Path(name).expanduser()
+    path = files.expand(name)
     return SourcedArray(str(path), prepare_array(path, cache_root)())
 
 

@@ -132,7 +132,7 @@ def _find_annotations(config: CocoConfig) -> Path:
     expected = "expected a .json file in COCO's format"
     if name is None:
         raise ConfigError(f"data.annotations: got null, {expected}")
-    path = Path(name).expanduser()
+    path = files.expand(name)
     if not path.is_file():
         raise ConfigError(f"data.annotations: got {name} (not there), {expected}")
     return path

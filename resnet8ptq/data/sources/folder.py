@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from resnet8ptq.config.schema import FolderConfig, PreprocessConfig
+from resnet8ptq.core import files
 from resnet8ptq.core.errors import ConfigError, DataError
 from resnet8ptq.data import pictures
 from resnet8ptq.data.dataset import Dataset, Split
@@ -114,7 +115,7 @@ def _load_paired(
             a file cannot be read.
     """
     key = "data.targets" if config.masks is None else "data.masks"
-    beside = Path(str(config.masks or config.targets)).expanduser()
+    beside = files.expand(str(config.masks or config.targets))
     if config.masks and config.targets:
         raise ConfigError(f"data.targets: got {config.targets} with data.masks, expected one")
     if not beside.is_dir():

@@ -313,7 +313,7 @@ def _find_pictures(
     if others:
         return None
     if config.folder is not None:
-        folder = Path(config.folder).expanduser()
+        folder = files.expand(config.folder)
     if columns.is_text(column):
         return columns.pictures_at(table, name, folder)
     if columns.is_packed(column):
