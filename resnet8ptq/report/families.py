@@ -2,7 +2,7 @@
 
 Only runs of one family are ranked and tested together. Tests of one kind are corrected together
 (Holm, 1979): differences by class in `make_family`, other differences from FP32 in
-`equal_files.adjusted_p`, losses in `verdicts`. `loading` reads the families of a sweep.
+`equal_files.adjusted_p`, losses in `verdicts`. `loading` makes the families.
 """
 
 import math
@@ -28,7 +28,7 @@ from resnet8ptq.tracking.record import RunRecord
 
 @dataclass(frozen=True)
 class Cell:
-    """A run of a family, with any status, and its values of each sample if it was measured."""
+    """A run of a family, with any status, and its values of each sample if they were read."""
 
     record: RunRecord
     label: str  # the combination in words, and the settings that vary
@@ -41,7 +41,7 @@ class Cell:
 
     @property
     def quantized(self) -> bool:
-        """Whether the run was measured and its network is not FP32 itself."""
+        """Whether the values of the run were read, and its network is not FP32 itself."""
         return self.paired is not None and self.record.quantized
 
     def metric(self, name: str) -> float:
@@ -104,9 +104,9 @@ class Family:
     def reported(self) -> list[Cell]:
         """The measured cells without the steps of a search.
 
-        If samples are few, a search scores its steps on the reported samples. A family then has
-        both the steps and the confirmed models. Verdicts are corrected for the steps, but steps are
-        not recommended.
+        Without separate selection samples, a search scores its steps on the reported samples. A
+        family then has both the steps and the confirmed models. Verdicts are corrected for the
+        steps, but steps are not recommended.
         """
         return [cell for cell in self.measured if cell.record.split != "choice"]
 
@@ -120,8 +120,8 @@ class Family:
         """The least number of models for which Holm's method corrects the verdicts.
 
         The number is the largest `report.confirmations` of the runs. If results are lost (see
-        `Cell.lost`), it is at least the number of measured and lost models. Otherwise, the others
-        would pass more easily.
+        `Cell.lost`), it is at least the number of measured and lost models. If only the measured
+        models counted, they would pass more easily.
         """
         planned = max((record.confirmations for record in self.records), default=1)
         lost = [cell for cell in self.cells if cell.lost and cell.record.quantized]
@@ -202,8 +202,8 @@ def class_power(family: Family) -> tuple[float, float] | None:
     """Return the smallest and the largest detectable loss over the classes.
 
     A loss is detectable if a test of `make_family` has 80% power at the strictest level of Holm's
-    correction. The detectable loss of a class is the median over the runs. Returns None if classes
-    were not tested.
+    correction. The detectable loss of a class is the median over the runs. Returns None if the
+    tests state no detectable loss, as with task=binary.
     """
     classes = len(family.class_names)
     models = equal_files.count_models(records_of(family.measured))
@@ -264,8 +264,8 @@ def group_by_samples(records: Sequence[RunRecord]) -> list[list[RunRecord]]:
     """Return the runs in families, each scored in the same way on the same samples.
 
     Families with steps of a search come last, because most of them recommend nothing. A run without
-    samples joins a family with the same settings for samples, or else the first family. Without
-    runs, the result is one empty family.
+    samples (`_has_samples`) joins a family with the same settings of data and task, or else the
+    family of the first run with samples. Without runs, the result is one empty family.
     """
     by_settings: dict[tuple[str | None, ...], tuple[str | None, ...]] = {}
     for record in records:
@@ -289,7 +289,7 @@ def group_by_samples(records: Sequence[RunRecord]) -> list[list[RunRecord]]:
 
 
 def _has_samples(record: RunRecord) -> bool:
-    """Return whether a run has scored samples; a run without a result may only have drawn them."""
+    """Return whether a run has drawn samples, and has not ended without a result."""
     ended_before = record.status in ("unsupported", "failed", "killed")
     return bool(record.samples_digest) and not ended_before
 
@@ -300,7 +300,7 @@ def _scored(record: RunRecord) -> tuple[str | None, ...]:
 
 
 def _asked(record: RunRecord) -> tuple[str | None, ...]:
-    """Return settings on the scored samples and the task: first the keys, then their values."""
+    """Return the settings of the samples and of the task: first the keys, then their values."""
     keys = ["data", "evaluate.split", "evaluate.stop", "task"]
     keys += sorted(key for key in record.params if key.startswith("task."))
     if record.held_out:

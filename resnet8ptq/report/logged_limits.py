@@ -1,4 +1,4 @@
-"""Reads the limits of `report` that runs have logged, which decide their verdicts."""
+"""Reads the limits of `report` that runs have logged; requested limits replace them."""
 
 import json
 import numbers
@@ -15,9 +15,9 @@ PREFER = "prefer"  # a key of `report`
 
 
 def limits_of(records: Sequence[RunRecord], asked: Mapping[str, float | None]) -> ReportConfig:
-    """Return each limit as requested, else as the runs have logged it, else its default.
+    """Return each of `LIMITS` as requested, else as the runs have logged it, else its default.
 
-    `prefer` is as logged, or else the default.
+    `prefer` is as logged, or else the default. Other keys have their defaults.
 
     Args:
         asked: requested limits by key of `report`; None for the logged limit.
@@ -38,7 +38,7 @@ def limits_of(records: Sequence[RunRecord], asked: Mapping[str, float | None]) -
     try:
         for name, text in zip(LIMITS, _find_logged(records), strict=False):
             if text is not None:
-                limits[name] = json.loads(text)
+                limits[name] = _read(name, text)
         for name, value in asked.items():
             if value is not None:
                 limits[name] = value
@@ -47,6 +47,13 @@ def limits_of(records: Sequence[RunRecord], asked: Mapping[str, float | None]) -
     except (ValueError, TypeError, OverflowError, RecursionError):
         raise TrackingError("report.max_drop: the runs have logged invalid limits") from None
     return config
+
+
+def _read(name: str, text: str) -> Any:
+    value = json.loads(text)
+    if value is None and name != "min_accuracy":  # only this limit is optional
+        raise ValueError(f"{name} is null")
+    return value
 
 
 def _find_preferred(records: Sequence[RunRecord]) -> str | None:

@@ -46,8 +46,8 @@ _NAMED = ("backend.flow", "backend.path")
 def varied(records: Sequence[RunRecord]) -> list[str]:
     """Return the keys of the settings that differ between runs of one backend, sorted.
 
-    `label` names the runs by these settings. `_is_setting` leaves out others, such as those in the
-    four columns of every table.
+    `label` names the runs by these settings. `_is_setting` leaves out other settings, such as those
+    in the four columns of every table.
     """
     by_backend: dict[str, list[RunRecord]] = {}
     for record in records:
@@ -155,7 +155,7 @@ def headings(families: Sequence[Sequence[RunRecord]]) -> list[str]:
 
 
 def _find_changed(family: Sequence[RunRecord]) -> tuple[str, ...]:
-    """Return the task's settings that differ from the defaults, as key=value, by the first run."""
+    """Return the first run's settings of the task that differ from the defaults, as key=value."""
     return registry.find_changed(family[0].params) if family else ()
 
 
@@ -163,7 +163,7 @@ def title(records: Sequence[RunRecord]) -> str:
     """Return data sets and models of the runs as text, with number and kind of samples, and task.
 
     Number and kind are left out unless all runs have the same number, and the task if it is
-    classification. Runs that scored no samples count only if no run did.
+    classification. Runs that scored no samples count only if no run scored any.
     """
     # Collect the parts of the measured runs
     names = set()

@@ -289,16 +289,14 @@ def _on_limits(family: Family) -> list[str]:
     # Collect the outcomes, and the runs for which the tests are corrected
     verdicts = set()
     tested = []
-    planned = 1
     for record in records:
-        planned = max(planned, record.confirmations)
         if record.verdict_text:
             verdicts.add(record.verdict)
             if record.verdict != VOID:
                 tested.append(record)
     if not verdicts:
         return []
-    several = _say_correction(max(count_models(tested), planned), "models")
+    several = _say_correction(max(count_models(tested), family.planned), "models")
 
     # Explain only outcomes that occur
     outcomes = ""
@@ -322,7 +320,7 @@ def _on_open_verdicts(records: Sequence[RunRecord]) -> list[str]:
 
 
 def _on_earlier_runs(family: Family) -> list[str]:
-    """Return notes on earlier runs on the same samples, and on samples added since then."""
+    """Return notes on earlier runs that scored all or some of the samples, and on added samples."""
     earlier = family.earlier_runs
     if not earlier.count:
         return []

@@ -151,7 +151,7 @@ class ModelSelection:
     def passing(self) -> list[Cell]:
         """The candidates that pass on the samples that choose.
 
-        On selection samples, each is tested without a correction for the others.
+        On selection samples, only the loss of each is tested, without a correction for the others.
         """
         if not self.apart:
             return with_verdict(self.candidates, PASS)
@@ -163,7 +163,7 @@ class ModelSelection:
         """The candidates that are shown to keep the limit.
 
         These are the models of `passing`, and those of `measured_within` that pass on the reported
-        samples, corrected for all models. The fewer selection samples may not decide these.
+        samples, corrected for all models. The selection samples may be too few to decide these.
         """
         shown = by_run_id(self.passing)
         shown.update(by_run_id(with_verdict(self.measured_within, PASS)))
@@ -460,9 +460,9 @@ def say_remedy(measured: Sequence[Cell]) -> str:
 def recommend(selected: ModelSelection) -> list[Recommendation]:
     """Return a recommendation for each use that has one; empty without candidates.
 
-    The list is also empty for steps of a search without a reported run, because only the reported
-    samples recommend a model. The uses balanced, smallest, fastest and fastest_batch choose among
-    the models of `ModelSelection.within`, and are left out without them.
+    The list is also empty for steps of a search without a reported run, because a recommended model
+    needs a result on the reported samples. The uses balanced, smallest, fastest and fastest_batch
+    choose among the models of `ModelSelection.within`, and are left out without them.
     """
     candidates = selected.candidates
     if not candidates or selected.on_selection:
@@ -701,8 +701,8 @@ def _balanced(selected: ModelSelection, best: Recommendation) -> Recommendation 
     """Choose the smallest of the best model and those proven to be as good, within the limit.
 
     Among equally small models, the fastest is chosen. Returns None if `ModelSelection.within` has
-    none of them, or only such as fail. The test of being as good uses the reported samples and is
-    corrected for all models, so it also holds for the chosen model.
+    none of them, or only models that fail. The test of being as good uses the reported samples. It
+    is corrected for all models, so it also holds for the chosen model.
     """
     assert best.choice is not None  # only the fastest use may choose FP32
     within = by_run_id(_without_failed(selected.within))

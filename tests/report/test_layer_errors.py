@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from resnet8ptq.evaluation.result import RunResult
 from resnet8ptq.report.pages import layer_errors, page
 from resnet8ptq.report.pages.layer_errors import DARKEST
+from resnet8ptq.tracking import history
 from resnet8ptq.tracking.mlflow_store.store import Store
 from resnet8ptq.tracking.run import start_parent, start_run
 
@@ -76,6 +77,16 @@ def test_a_picture_that_is_no_svg_is_left_out(own_store, tmp_path, caplog):
     parent_id = log(own_store, tmp_path, ("diagnose", "", DIAGNOSED), picture=html)
     [made] = layer_errors.load_heat_maps(own_store, parent_id)
     assert not made.picture and "network.svg" in caplog.text
+
+
+def test_a_single_run_of_another_programs_file_shows_its_cause(own_store, tmp_path):
+    with start_run(own_store, "file", tmp_path) as run:
+        (tmp_path / layer_errors.PICTURE).write_text(PICTURE)
+        run.log_params({"backend": "file", "backend.path": "a.onnx", "cause": "layer b"})
+        run.log_result(RunResult("ok"))
+    [single] = history.find_runs(own_store, "")
+    [made] = layer_errors.load_heat_maps(own_store, single.run_id)
+    assert made.title.endswith("layer b") and made.picture
 
 
 @given(

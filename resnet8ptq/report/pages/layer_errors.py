@@ -1,9 +1,9 @@
 """Shows the error by layer in heat maps and pictures, from the files of runs.
 
 Analyses have written the tables and pictures (`experiment.layers`, `exploration`). A run of another
-program's file that is far from FP32 may have a picture too. A store is untrusted, so the report
-warns about a damaged file and leaves it out. A picture becomes an `img`, in which browsers neither
-run scripts nor load other files.
+program's file has a picture too if a layer was found to cause its loss. A store is untrusted, so
+the report warns about a damaged file and leaves it out. A picture becomes an `img`, in which
+browsers neither run scripts nor load other files.
 """
 
 import base64
@@ -68,7 +68,9 @@ class HeatMap:
 def load_heat_maps(store: Store, run_id: str) -> list[HeatMap]:
     """Return the heat maps of the sweep or the single run with this id."""
     # Draw a map for each run, except for sensitivity analyses, which share one
-    runs = history.load_children(store, run_id) or [history.load_run(store, run_id)]
+    runs = history.load_children(store, run_id)
+    if not runs:
+        runs = [history.complete(store, history.load_run(store, run_id))]
     by_mode: dict[str, list[RunRecord]] = {}
     maps = []
     for run in runs:
@@ -104,7 +106,7 @@ def draw(
     """Return the heat map of values by layer and column; the worst layer comes first.
 
     Args:
-        values: values in dB, by layer and column; infinite for an output that did not change, minus
+        values: values in dB, by layer and column; infinite for a tensor that did not change, minus
             infinite for one with NaN or infinity.
         high_is_bad: whether the layer with the largest value is the worst.
     """

@@ -1,4 +1,4 @@
-"""Describes how the runs of a family were measured, from their params and tags."""
+"""Describes how the runs of a family were measured, from their records."""
 
 from collections.abc import Iterable, Sequence
 

@@ -4,10 +4,10 @@
     resnet8ptq report experiment=NAME        the newest of that MLflow experiment
     resnet8ptq report run_id=ID              the sweep with that parent run, or a run
 
-`max_drop=0.05`, `min_accuracy=0.85` and, without labels, `min_sqnr_db=30` replace limits that the
-runs logged. `folder=PATH` is the folder of the files (default: that of the sweep or run if it was
-made here, else the current one), `uri=` and `root=` set the MLflow store. The files are also logged
-on the parent run, or on the single run.
+`max_drop=0.05`, `min_accuracy=0.85` and, with task=deviation, `min_sqnr_db=30` replace limits that
+the runs logged. `folder=PATH` is the folder of the files (default: that of the sweep or run if it
+was made here, else the current one), `uri=` and `root=` set the MLflow store. The files are also
+logged on the parent run, or on the single run.
 """
 
 import logging
@@ -211,7 +211,7 @@ def _render(
     Args:
         figures: the file names of the figures that exist.
         prefix: prefix of the figure names of this family; empty if it is the only one.
-        page: whether the section is for the HTML page, which already has the table and the figure.
+        page: whether the section is for the HTML page, which has table and trade-off elsewhere.
     """
     family = selected.family
     limits = selected.limits
@@ -364,7 +364,7 @@ def summarize(selected: ModelSelection) -> list[str]:
 
 
 def _say_counts(family: Family) -> str:
-    """Return the number of runs, and those without a result by status, as a sentence."""
+    """Return a sentence with the numbers of all, measured, unsupported, failed and killed runs."""
     statuses = Counter(cell.record.status for cell in family.cells)
     text = f"{len(family.cells)} combinations requested: {len(family.measured)} measured"
     for status in ("unsupported", "failed", "killed"):
@@ -432,7 +432,7 @@ class Arguments(StoreArguments):
 
 
 def main(words: list[str]) -> None:
-    """Write the report of a sweep or a single run again, and print the paths of its files."""
+    """Write the report of a sweep or a single run, and print the paths of its files."""
     asked = command.parse_words(words, Arguments, __doc__, plain="run_id")
     with waiting("Reading the runs"):
         store = open_store(asked.tracking)

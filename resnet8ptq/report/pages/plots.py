@@ -1,4 +1,4 @@
-"""Figures of a sweep's report. A function returns None if the runs have no data for its figure."""
+"""Figures of a report; a function returns None if the runs have no data for its figure."""
 
 import re
 from collections.abc import Sequence
@@ -78,9 +78,10 @@ def _short(names: Sequence[str]) -> list[str]:
 
 
 def activation_ranges(family: Family, backend: str) -> Figure | None:
-    """Draw the range by each calibration method, for each activation of one backend.
+    """Draw the ranges of one backend's activations by each calibration method.
 
-    Returns None without two methods to compare.
+    Only activations with a range by the first method are drawn. Returns None without two methods to
+    compare.
     """
     chosen: dict[str, dict[str, list[float]]] = {}
     for cell in family.measured:
@@ -135,7 +136,7 @@ def _find_weights(family: Family) -> dict[str, list[float]]:
 
 
 def weight_ranges(family: Family) -> Figure | None:
-    """Draw each layer's smallest and largest weight, which are minmax's per-tensor range."""
+    """Draw each layer's smallest and largest weight in the FP32 network."""
     ranges = _find_weights(family)
     if not ranges:
         return None

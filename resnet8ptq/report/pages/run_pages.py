@@ -30,7 +30,10 @@ Addition = tuple[str, list[Point], dict[str, str]]  # a run's id, latencies and 
 
 
 def log_answers(store: Store, parent_id: str, chosen: Sequence[ModelSelection]) -> None:
-    """Log the answer of a sweep or a single run on its page, and verdicts on the runs' pages."""
+    """Log the answer on the page of a sweep or a single run, and verdicts on the runs' pages.
+
+    On the page of a measured single run, the run's description then replaces the answer.
+    """
     if chosen:
         answers = [to_markdown(explain(selected)) for selected in chosen]
         note = "\n\n".join(filter(None, answers))

@@ -24,8 +24,8 @@ class SeedSpread:
 
     Attributes:
         draws: the number of seeds.
-        loss: loss against FP32 over samples and draws. None if the metric is not a mean over
-            samples, and for grouped samples that were scored one by one.
+        loss: loss against FP32 over samples and draws. None if the task's test states no loss for
+            each sample, and for grouped samples that were scored one by one.
         verdict: the verdict on the recipe, corrected for all recipes (Holm), but not for seeds;
             None without `loss`, or if FP32 is in doubt.
     """

@@ -41,7 +41,7 @@ class Point:
 
     Attributes:
         x: the size or the latency, in the unit of the axis.
-        loss: the loss in the unit of the metric.
+        loss: the loss in the unit of the metric; with task=deviation, noise over signal.
         low, high: ends of the 95% interval of the loss; equal if there is none.
         kind: the outcome of the verdict, or `fp32`.
         row: the index of the model among the table's rows of runs; -1 for FP32.
@@ -93,7 +93,7 @@ class Panel:
     Attributes:
         name: `size` or `latency`.
         x_title: the title of the axis, with its unit.
-        most: the largest accepted loss, in the unit of the metric.
+        most: the largest accepted loss, in the unit of `Point.loss`.
         bottom: the largest loss that is drawn; points beyond it lie at this loss.
         keys: the colour of each framework.
     """
@@ -159,7 +159,7 @@ class Panel:
 
 
 def panels(selected: ModelSelection) -> list[Panel]:
-    """Return a panel over size and, if measured, one over latency; empty without a size."""
+    """Return a panel over size and one over latency, each if any model has the value."""
     family = selected.family
     over = [
         ("size", "model file, kB", "size_bytes", 1e-3),
@@ -281,8 +281,8 @@ def _make_x_axis(points: Sequence[Point]) -> Axis:
 def _make_y_axis(points: Sequence[Point], most: float) -> tuple[float, Axis]:
     """Return the largest loss that is drawn, and the vertical axis; the smallest loss is on top.
 
-    The axis includes the limit `most`, and intervals up to `SPAN` times the limit. If the limit is
-    0, it includes all losses.
+    The axis includes the limit `most`, and points with a loss up to `SPAN` times the limit. Their
+    intervals are cut there. If the limit is 0, the axis includes all points.
     """
     # Points with a larger loss do not stretch the axis
     largest = SPAN * most

@@ -1,4 +1,4 @@
-"""Makes `report.html`: the answer, the figure and the table, then statistics and methods.
+"""Makes `report.html`: answer, figure and table, wrong answers, statistics, errors by layer.
 
 The file is self-contained: figures, style and script are inside, and a content security policy
 blocks everything else. Texts of runs are escaped.
@@ -141,9 +141,10 @@ def _make_rows(whole: Table[Row], shown: Table[Row], every: Table[Row]) -> list[
 
 
 def render(markdown: str, images: Mapping[str, bytes]) -> str:
-    """Return Markdown as HTML with inline figures; escape HTML in it, except folded sections.
+    """Return Markdown as HTML with inline figures.
 
-    Links to anything but the `images` stay text.
+    HTML in the Markdown is escaped, except the tags of folded sections. Links to anything but the
+    `images` stay text.
     """
     parser = MarkdownIt("commonmark", {"html": True}).enable("table").disable("html_inline")
     parser.add_render_rule("html_block", _render_fold)

@@ -53,7 +53,7 @@ class WrongAnswers:
 def load_wrong_answers(store: Store, selected: ModelSelection) -> WrongAnswers | None:
     """Return the wrong answers of the first recommended model.
 
-    Returns None for FP32, and without a recommended model or a sound file with examples.
+    Returns None without a recommended model, or without a sound file with examples.
     """
     recommended = selected.recommendations
     if not recommended or recommended[0].choice is None:
