@@ -7,7 +7,7 @@ without data is refused.
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -216,28 +216,38 @@ def _names_data(typed: Sequence[Override], conf: Path, own: Path | None) -> bool
     return False
 
 
-def _experiment_names_data(name: str, folders: Sequence[Path | None]) -> bool:
-    """Return whether an experiment, or one that it extends, chooses the data."""
+def _experiment_names_data(
+    name: str, folders: Sequence[Path | None], seen: Collection[str] = ()
+) -> bool:
+    """Return whether an experiment, or one that it extends, chooses the data.
+
+    Args:
+        seen: experiments that are not read again, in case they extend each other.
+    """
     text = _read_experiment(name, folders)
-    if _CHOOSES_DATA.search(text):
+    content = _parse(text)
+    settings = content.get("data")
+    has_root = isinstance(settings, dict) and settings.get("root") is not None
+    if has_root or _CHOOSES_DATA.search(text):
         return True
 
     # An experiment extends the experiments in its defaults
-    for parent in _read_defaults(text):
-        is_other = isinstance(parent, str) and parent != name
-        if is_other and _experiment_names_data(parent, folders):
+    seen = {*seen, name}
+    parents = content.get("defaults")
+    for parent in parents if isinstance(parents, list) else []:
+        is_other = isinstance(parent, str) and parent not in seen
+        if is_other and _experiment_names_data(parent, folders, seen):
             return True
     return False
 
 
-def _read_defaults(text: str) -> list[Any]:
-    """Return the defaults of an experiment; empty for invalid YAML, which Hydra reports."""
+def _parse(text: str) -> dict[str, Any]:
+    """Return the content of an experiment; empty for invalid YAML, which Hydra reports."""
     try:
         content = yaml.safe_load(text)
     except yaml.YAMLError:
-        return []
-    defaults = content.get("defaults") if isinstance(content, dict) else None
-    return defaults if isinstance(defaults, list) else []
+        return {}
+    return content if isinstance(content, dict) else {}
 
 
 def _read_experiment(name: str, folders: Sequence[Path | None]) -> str:

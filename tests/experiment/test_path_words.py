@@ -168,10 +168,19 @@ def test_an_experiment_of_ones_own_may_name_the_data():
     (own / "experiment").mkdir(parents=True)
     (own / "experiment" / "mine.yaml").write_text("defaults:\n  - override /data: arrays\n")
     (own / "experiment" / "more.yaml").write_text("defaults:\n  - mine\n")
-    for name in ("mine", "more"):
+    (own / "experiment" / "block.yaml").write_text("data:\n  root: mine.npz\n")
+    for name in ("mine", "more", "block"):
         words = [f"experiment={name}", "model.path=my.onnx"]
         assert complete(words, CONF, own) == words
         require_data(words, CONF, own)
+
+
+def test_experiments_that_extend_each_other_are_left_to_hydra():
+    own = Path("conf")
+    (own / "experiment").mkdir(parents=True)
+    for name, other in (("mine", "more"), ("more", "mine")):
+        (own / "experiment" / f"{name}.yaml").write_text(f"defaults:\n  - {other}\n")
+    assert complete(["experiment=mine"], CONF, own) == ["experiment=mine"]
 
 
 @pytest.mark.parametrize("text", ["a: [1", "- a", "defaults: 3"])
