@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -54,19 +55,25 @@ def execute(
 ) -> CommandResult:
     """Execute a command line of `resnet8ptq run`, and print its output.
 
-    Errors are reported and returned, not raised.
+    Errors and Ctrl-C are reported and returned, not raised.
 
     Args:
         typed: the words after `resnet8ptq run`.
         report: see `command.finish`.
         command_line: the words after `resnet8ptq`, which the command to continue repeats; by
             default `run` with the typed words.
+
+    Raises:
+        SystemExit: Hydra's parser refuses an option's value, or SIGTERM ends the command.
     """
     with ongoing.begin(command_line or ["run", *typed]) as begun:
         # `finish` also closes the sweep that Hydra's callback has begun, with table and report.
         ending = command.finish(partial(_call_hydra, typed), running.find_running_sweep, report)
         record = begun.run.record if begun.run else None
-        folder = begun.sweep.shared.folder if begun.sweep else None
+        folder = None
+        if begun.sweep is not None:
+            with suppress(*command.EXPECTED):  # the store cannot be opened, which `finish` reported
+                folder = begun.sweep.shared.folder
         return CommandResult(ending, record, folder)
 
 

@@ -11,7 +11,7 @@ import pytest
 from resnet8ptq import run, shipping
 from resnet8ptq.config.schema import ReportConfig
 from resnet8ptq.core import command, invocation
-from resnet8ptq.core.errors import DataError
+from resnet8ptq.core.errors import DataError, TrackingError
 from resnet8ptq.evaluation.result import RunResult
 from resnet8ptq.report.pages import page, run_pages
 from resnet8ptq.sweeps import closing, ongoing
@@ -52,6 +52,23 @@ def test_ship_is_continued_as_ship(monkeypatch):
     monkeypatch.setattr(run, "_call_hydra", lambda typed: begun.append(ongoing.find_ongoing()))
     shipping.main(["goal=best", "data=shapes"])
     assert [one.words for one in begun if one] == [("ship", "goal=best", "data=shapes")]
+
+
+def test_an_interrupt_before_the_store_opens_is_returned(tmp_path, monkeypatch, capsys):
+    def refuse() -> SharedSweep:
+        raise TrackingError("tracking.root: cannot be written")
+
+    def interrupt(typed: list[str]) -> None:
+        begun = ongoing.find_ongoing()
+        assert begun is not None
+        begun.sweep = RunningSweep(refuse, None, ReportConfig(), journal.lock(tmp_path))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(run, "_call_hydra", interrupt)
+    outcome = run.execute(["-m"])
+    assert isinstance(outcome.ending.error, KeyboardInterrupt)
+    assert outcome.sweep_folder is None
+    assert capsys.readouterr().err.count("tracking.root: cannot be written") == 1
 
 
 FAULTS = [ValueError("two\nlines"), KeyError("x"), OSError(errno.ENOSPC, "No space left on device")]
