@@ -12,14 +12,15 @@ minutes=10: time for the whole command; after a first result, a step starts only
 
 It starts with plain 8 bits, finds the causes of the loss, tries settings against them, and confirms
 the best model on test samples that no choice uses, if there are enough. It prints each step with
-its reason, and the winner with its file as one `resnet8ptq run` line. The best model so far is a
-file in the sweep's folder from the first step on, also after an error of a step, Ctrl-C or the end
-of the time. Settings of `resnet8ptq run` apply to every step, see `resnet8ptq run --help`; the
-command is short for `resnet8ptq run experiment=auto`. Ctrl-C prints the command to continue.
+its reason, then the winner, its file, and the `resnet8ptq run` line that makes it again. The best
+model so far is a file in the sweep's folder once a step has measured one, also after an error of a
+later step, Ctrl-C or the end of the time. Settings of `resnet8ptq run` apply to every step, see
+`resnet8ptq run --help`; the command is short for `resnet8ptq run experiment=auto`. Ctrl-C prints
+the command to continue.
 
-Exit codes: 0 the winner passes; 3 no model passes, and the closest fails, none is worth deploying
-instead of FP32, or nothing can be quantized; 4 undecided, void or not confirmed; 2 wrong input; 1
-an error; 130 interrupted.
+Exit codes: 0 the winner passes; 3 the model closest to FP32 fails, none is worth deploying instead
+of FP32, or nothing can be quantized; 4 undecided, void or not confirmed; 2 wrong input; 1 an error;
+130 interrupted.
 More: docs/ship.md.
 """
 
@@ -36,7 +37,7 @@ _NPU = ("dtype=w8a16", "attention=all", "latency.enabled=false")
 
 
 def main(words: Sequence[str]) -> int:
-    """Ship, or print the help; return the exit code."""
+    """Run the search, or print the help; return the exit code."""
     if {"-h", "--help"} & set(words):
         print(invocation.adapt(__doc__ or ""))
         return 0

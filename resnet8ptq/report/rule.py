@@ -6,14 +6,15 @@
    one of them. Latency counts only if every candidate has one.
 3. `speed` takes the fastest of the candidates that are shown to be faster than FP32.
 4. If there are none, it takes the fastest candidate of about the smallest size: the smallest
-   candidate has at least 90% of that candidate's bytes. Candidates that are worth their loss
-   (rule 7) and not slower than FP32, as measured, come before the others.
+   candidate has at least 90% of that candidate's bytes. Unless the chosen one is worth its loss
+   (rule 7) and, as measured, not slower than FP32, this choice is repeated among the candidates
+   that are, if there are any.
 5. `size`, and `speed` without latencies, take the smallest candidate. `accuracy` takes the most
    accurate candidate that is not slower than FP32, or else the most accurate one.
 6. Of candidates that are equal in speed or size, `speed` and `size` take the smaller, then the
    faster, then the more accurate one.
 7. A model that is neither clearly smaller nor clearly faster than FP32 (`evaluation.worth`) is not
-   worth its loss: FP32 stays.
+   worth its loss. If the chosen model is not, FP32 stays.
 """
 
 import math
@@ -80,11 +81,12 @@ class Headline:
 
     Attributes:
         advice: `deploy` if the model passes, `test` if it is undecided, `keep` if FP32 stays.
-        candidate: the chosen model; with `keep`, a model that gains nothing over FP32.
+        candidate: the chosen model; with `keep`, it is not worth its loss (rule 7).
         reason: the reason as text; unless FP32 stays, with size and speed, see `_costs`.
         nothing_faster: whether candidates were timed, and none that rule 2 keeps is shown to be
             faster than FP32.
-        alone: whether the model was assessed by itself, without the correction for all models.
+        alone: whether the model passes only if assessed by itself, without a correction for other
+            models.
     """
 
     advice: Advice
@@ -102,7 +104,7 @@ class Headline:
 def choose(
     measured: Sequence[Candidate], prefer: str = "speed", loss_error: float = 0.0
 ) -> Headline | None:
-    """Return the model to deploy; None without a candidate.
+    """Return the choice by the rule; None if `measured` is empty.
 
     Args:
         measured: the models that pass, and the undecided ones within the limit.
@@ -241,7 +243,7 @@ def _among(chosen: Candidate) -> str:
 def _costs(chosen: Candidate) -> str:
     """Return size and speed as text, such as `; 66% smaller, 1.80 times as fast as FP32`.
 
-    A size equal to FP32's, and a speed that was not measured, are left out.
+    A size within `SAME_SIZE` of FP32's, and a speed that was not measured, are left out.
     """
     texts = []
     saved = 1 - chosen.size_bytes / chosen.fp32_bytes

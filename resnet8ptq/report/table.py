@@ -89,7 +89,7 @@ def _value(metric: Metric) -> Column[Row]:
 
 
 def _measured(records: Sequence[RunRecord]) -> list[Column[Row]]:
-    """Return the columns after the names: metric, tests, costs, verdict and status."""
+    """Return the columns after the names."""
     task = task_of(records)
     metric = task.metric
     return [
@@ -113,7 +113,7 @@ def _show_p(p: float) -> str:
 
 
 def rows_of_runs(table: Table[Row]) -> list[Row]:
-    """Return the rows of runs, without those of FP32 baselines."""
+    """Return the rows of runs, without those of baselines that are not runs."""
     return [row for row in table.rows if row.is_run]
 
 

@@ -28,8 +28,8 @@ _DROPPED = (
 def find_untried(records: Sequence[RunRecord]) -> str:
     """Return the command with the first fast settings of `advise` that no run here had; else empty.
 
-    The backend must need no extra package. Only runs measured on this CPU count. The text is also
-    empty if `origin.find_overrides` finds no other settings of such a run to repeat.
+    The backend must need no extra package. Only runs on this CPU count. The text is also empty if
+    `origin.find_overrides` finds no settings of such a run.
     """
     # Imported here, because a verdict reads runs without ONNX Runtime and the backends
     from resnet8ptq.backends.advice import TRY

@@ -2,14 +2,14 @@
 
 A model passes if the one-sided 95% upper bound of its paired loss is within the limit. The model
 fails if the lower bound is beyond the limit. Both are corrected for the models that are assessed
-together, usually those of a family (Holm, 1979). Runs with equal files count as one model.
-Otherwise the model is undecided, because a loss that is not significant does not prove equality. A
-verdict is void if FP32 itself is not shown to be better than chance, or is clearly below the
-accuracy that the user expects. A loss against a broken network has no meaning.
+together, usually those of a family (Holm, 1979). Runs with equal files count as one model. A model
+that neither passes nor fails is undecided, because a loss that is not significant does not prove
+equality. A verdict is void if FP32 itself is not shown to be better than chance, or is clearly
+below the accuracy that the user expects. A loss against a broken network has no meaning.
 
 Unless the verdict is void, a model also fails if its metric is below the smallest accepted value,
-such as `report.min_accuracy`. It also fails if a scored output, or a part of one, is zero or the
-same for every sample, see `Scope.find_silent`.
+such as `report.min_accuracy`. It also fails if a scored output, or a part of one, is the same for
+every sample, although FP32's is not, see `Scope.find_silent`.
 """
 
 import math
@@ -99,10 +99,10 @@ class Verdict:
 def assess(family: Family, limits: ReportConfig) -> Family:
     """Return the family with records that hold verdicts, and the values and limits behind them.
 
-    An unsupported run has the verdict `UNSUPPORTED`; FP32, and other runs without a result, have
-    none. Tables, pages, recommendations, programs and deployments read these records, so that they
-    agree. Call this once for each family, after `loading.load_families` and, if the models were
-    timed in turns, `timing.put_in`.
+    An unsupported run has the verdict `UNSUPPORTED`. FP32 and failed runs have no verdict. Tables,
+    pages, recommendations, programs and deployments read these records, so that they agree. Call
+    this once for each family, after `loading.load_families` and, if the models were timed in turns,
+    `timing.put_in`.
     """
     metric = family.metric
     adjusted = adjusted_p(family.records)
@@ -372,8 +372,8 @@ def is_near(best: Cell, cell: Cell, metric: Metric, errors: float) -> bool:
     """Return whether a model is at most `errors` standard errors worse than the best one.
 
     Both models were scored on selection samples. If these are the same, the comparison is paired.
-    With another calibration draw they may differ; then the intervals of both runs give the standard
-    error of the difference.
+    With another calibration draw, the samples may differ. The intervals of both runs then give the
+    standard error of the difference.
     """
     assert best.choice is not None and cell.choice is not None
     if best.choice.same_samples(cell.choice):

@@ -118,9 +118,9 @@ def assess_run(run: RunRecord) -> Answer:
 def assess_sweep(sweep: SweepSummary, use: str = RECOMMENDED) -> Answer:
     """Return the verdict on the run that a sweep recommends for a use.
 
-    The verdict is on all its models, see `_overall`, if the sweep recommends nothing, or has no
-    headline for `RECOMMENDED`. The same holds if the use needs models within the limit, and the
-    sweep has none.
+    The verdict is on all models of the sweep, see `_overall`, if the sweep recommends nothing, or
+    if the use is `RECOMMENDED` and the sweep has no headline. The same holds if the use needs
+    models within the limit, and the sweep has none.
 
     Raises:
         ConfigError: the use is unknown, or the sweep recommends FP32 itself or several runs for it,

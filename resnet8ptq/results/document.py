@@ -149,7 +149,7 @@ class AsGood(_Part):
 
 
 class Sweep(_Part):
-    """The sweep of the run."""
+    """The sweep that was judged."""
 
     run_id: str = Field(description="id of the sweep's run in MLflow")
     name: str = Field(description="name of the sweep")
@@ -203,8 +203,8 @@ class Answer:
         run: the run; None if the sweep recommends no run for the use.
         sweep: the sweep whose recommendation is judged; None for a run by itself.
         use: the requested use; empty without a sweep.
-        because: the reason for this run, or why there is none; without a sweep, why the run was not
-        measured, else empty.
+        because: the reason for this run, or why there is none; if it is empty, `document` has
+            `RunRecord.why_none` instead.
     """
 
     verdict: str

@@ -113,7 +113,7 @@ def load_sweep(
 
         load_sweep()  # the newest of the store
         load_sweep("0123...", limits={"max_drop": 0.02})
-        load_sweep(folder="runs/sweeps/2026-01-31/12-00-00")
+        load_sweep(folder="runs/sweeps/2026-01-31/12-00-00-123456")
         load_sweep(tags={"release": "1.2"})  # the newest with these tags
 
     Args:
@@ -143,7 +143,7 @@ def load_run(
     """Return a run, assessed among the runs of its sweep; by default the newest run.
 
         load_run("0123...").verdict
-        load_run(folder="runs/2026-01-31/12-00-00_onnx-int8-minmax-per_tensor")
+        load_run(folder="runs/2026-01-31/12-00-00-123456_onnx-int8-minmax")
 
     Arguments and errors are those of `load_sweep`, for a run in place of the sweep. An analysis has
     no verdict and raises `ConfigError`.
@@ -211,7 +211,8 @@ def find_in_store(store: Store, run_id: str | None, sweep: str | None) -> Runs:
     Raises:
         ConfigError: the run or sweep does not exist or was deleted, the id is of the other kind, or
             the sweep has no runs.
-        TrackingError: the store cannot be read, or lacks a run that the sweep has taken over.
+        TrackingError: the store cannot be read, a record is damaged, or the store lacks the sweep
+            of the run, or a run that the sweep has taken over.
     """
     if run_id is not None:
         return _load_run(store, history.load_named(store, RUN, run_id))
@@ -227,8 +228,8 @@ def read_folder(folder: Path, tracking: TrackingConfig) -> Runs:
     """Return the run or the sweep of a folder.
 
     Raises:
-        ConfigError: the folder has no journal, or is of a sweep without runs; or the store must be
-            read, as for runs taken over from other folders, and does not have it.
+        ConfigError: the folder has no journal, or is of a sweep without runs; or its run or sweep
+            must be read from the store, which lacks it.
         TrackingError: a file of the folder is damaged, or the store cannot be read, or lacks a run
             that the sweep has taken over.
     """
@@ -360,7 +361,11 @@ def _read_sweep(folder: Path, tracking: TrackingConfig, run: RunRecord | None = 
 
 
 def _read_run(folder: Path, tracking: TrackingConfig) -> Runs:
-    """Read a run from its folder; its sweep, if any, from the folder above or the store."""
+    """Read a run by its folder, with its sweep if it has one.
+
+    The sweep is read from the folder above. If that lacks the run, the run and its sweep are read
+    from the store.
+    """
     kept = _read_journal(folder)
     record = _of_folder(RunRecord.of_journal(kept, folder))
     if record.kind == SWEEP:
@@ -379,7 +384,7 @@ def _read_run(folder: Path, tracking: TrackingConfig) -> Runs:
 
 
 def _of_folder(record: RunRecord) -> RunRecord:
-    """Return the record of a folder; unless the folder was made here, without its logged store."""
+    """Return the record of a folder, without its logged store unless the folder was made here."""
     if origin.own_folder(record):
         return record
     return record.changed(store_words=())

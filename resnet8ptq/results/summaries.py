@@ -102,8 +102,7 @@ def summarize_sweep(
 
     Args:
         selections: one for each set of scored samples.
-        artifacts: path or address of each run's quantized file, by the run's id; None without a
-        file.
+        artifacts: path or address of each run's file, by the run's id; None without a file.
         report: path or address of the report's page; None without one.
     """
     # Join what the sets of scored samples have separately

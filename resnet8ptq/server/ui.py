@@ -5,9 +5,9 @@
     resnet8ptq ui uri=sqlite:///PATH/mlflow.db
     resnet8ptq ui port=5001        5000 if it is not set
 
-`experiment=NAME` opens another experiment of a local store. `uri=` names a database; without it,
-MLFLOW_TRACKING_URI names the store, if it is set. `root=` and `experiment=` then have no effect. If
-the store is a tracking server, the command only prints its address. Ctrl-C ends the command.
+`experiment=NAME` opens another experiment of a local store. `uri=`, or else MLFLOW_TRACKING_URI if
+it is set, names a database or a tracking server; `root=` and `experiment=` then have no effect. For
+a tracking server, the command only prints its address. Otherwise, Ctrl-C ends the command.
 """
 
 import os
@@ -76,7 +76,9 @@ def main(words: list[str]) -> None:
 
 
 def find_store(asked: Arguments) -> tuple[str, str]:
-    """Return the address of the store, and the first page: the experiment if the store is local.
+    """Return the address of the store, and the path of the first page.
+
+    The first page is that of the experiment if `store.find_store` finds it, else `view.HOME`.
 
     Raises:
         ConfigError: the folder holds no store, or the address is refused, see `address.check`.

@@ -1,7 +1,7 @@
 """The device on which torch learns: rounding, ranges, fine-tuning and synthetic samples.
 
-A GPU takes the same steps but adds in another order, so the results differ from those of the CPU
-within noise. The evaluation of artifacts does not depend on this device.
+A GPU adds in another order, and `drop_rounding` draws other random numbers there. The results
+therefore differ from those of the CPU. The evaluation of artifacts does not depend on this device.
 """
 
 import torch

@@ -76,7 +76,7 @@ class Round(torch.autograd.Function):  # type: ignore[misc]
 
     The gradients of the ends follow Esser et al., "Learned Step Size Quantization", ICLR 2020.
     Within the range, d(rounded)/d(scale) is the rounding error in steps. Beyond the range, the
-    rounded value counts as its end.
+    rounded value counts as the end of the range, which then has the gradient 1.
     """
 
     @staticmethod
