@@ -137,7 +137,7 @@ def test_a_scalar_among_the_inputs_takes_a_fixed_value(tmp_path):
     assert [t.name for t in conversion.read_record(folder).contract.inputs] == ["ids", "mask"]
 
 
-@pytest.mark.parametrize("value", [300, -1, float("inf"), "a"])
+@pytest.mark.parametrize("value", [300, -1, 2.5, float("inf"), "a"])
 def test_a_fixed_value_that_its_dtype_lacks_is_named(tmp_path, value):
     nodes = MASKED.replace(
         "kept = Mul(rows, wide)",

@@ -335,11 +335,50 @@ def test_pickled_code_in_weights_is_never_run(take, tmp_path):
     assert not target.exists()
 
 
-def test_a_program_in_training_mode_is_refused_as_such(tmp_path):
-    network = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 1), torch.nn.BatchNorm2d(4))
+@pytest.mark.parametrize(
+    "layer", [torch.nn.BatchNorm2d(4), torch.nn.Dropout(), torch.nn.Dropout(inplace=True)]
+)
+def test_a_program_in_training_mode_is_refused_as_such(tmp_path, layer):
+    network = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 1), layer)
     exported = torch.export.export(network, (torch.zeros(2, 3, 4, 4),))
     with pytest.raises(ModelError, match="training mode"):
         from_program(exported, tmp_path / "a.pt2", None)
+
+
+class Masked(torch.nn.Module):
+    """Takes tokens [N, length], and two further inputs that may be left out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = torch.nn.Embedding(10, 4)
+        self.head = torch.nn.Linear(4, 3)
+
+    def forward(
+        self,
+        ids: torch.Tensor,
+        mask: torch.Tensor | None = None,
+        kinds: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        rows = self.table(ids)
+        if mask is not None:
+            rows = rows * mask[:, :, None]
+        if kinds is not None:
+            rows = rows + kinds[:, :, None]
+        return self.head(rows.sum(1))
+
+
+def test_an_example_by_name_may_have_another_order_than_the_parameters():
+    ids = torch.zeros(2, 5, dtype=torch.int64)
+    program = torch_module.export(Masked(), {"mask": torch.ones(2, 5), "ids": ids}, {})
+    assert program.graph_signature.user_inputs == ("ids", "mask")
+    with pytest.raises(ModelError, match=r"^example: got 'maks', expected .*mask"):
+        torch_module.export(Masked(), {"maks": torch.ones(2, 5), "ids": ids}, {})
+
+
+def test_inputs_that_skip_a_parameter_do_not_take_its_place():
+    tokens = np.zeros((2, 5), np.int64)
+    with pytest.raises(ModelError, match="got 'kinds', expected 'mask' before it"):
+        torch_module.export(Masked(), None, {"ids": tokens, "kinds": tokens})
 
 
 class Named(torch.nn.Module):

@@ -31,7 +31,8 @@ def read(source: Path, sample: Sample) -> Network:
     """Read an exported program.
 
     Raises:
-        ModelError: the file is damaged or holds more than a network; or see `from_program`.
+        ModelError: see `gates.exported_program.read_network` and `from_program`; or torch cannot
+            load the file.
     """
     packed = torch_archive.pack(gate.read_network(source))
     silent = warnings.catch_warnings(action="ignore")
@@ -41,7 +42,10 @@ def read(source: Path, sample: Sample) -> Network:
 
 
 def from_program(program: Any, source: Path, sample: Sample) -> Network:
-    """Return a program as a network; errors name `source`.
+    """Return a program as a network.
+
+    Args:
+        source: the file that messages name.
 
     Raises:
         ModelError: a node is in training mode, see `_trains`, or torch cannot export the program;
@@ -61,7 +65,8 @@ def from_program(program: Any, source: Path, sample: Sample) -> Network:
 def find_output_names(outputs: Any) -> list[str]:
     """Return the names of outputs, from their tree.
 
-    The list is empty unless they are a dict of tensors whose keys are different names.
+    The list is empty unless the outputs are a dict without inner containers, whose keys differ as
+    texts and are not empty.
     """
     is_dict = outputs.type in (dict, OrderedDict)
     if not is_dict or not all(child.is_leaf() for child in outputs.children()):
@@ -72,10 +77,10 @@ def find_output_names(outputs: Any) -> list[str]:
 
 
 def _name_outputs(program: Any, proto: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a program's ONNX graph whose outputs have the names in the dict that it returns.
+    """Return a program's ONNX graph; the keys of a dict that the program returns name its outputs.
 
-    The outputs keep torch's names if `find_output_names` finds none, if two of them are one tensor,
-    or if an input has such a name.
+    The outputs keep torch's names if `find_output_names` finds none, if the graph does not have a
+    different output for each key, or if an input has the name of a key.
     """
     names = find_output_names(program.call_spec.out_spec)
     former = output_names(proto.graph)
@@ -108,7 +113,7 @@ def _to_onnx(program: Any, source: Path) -> onnx.ModelProto:
 
 
 def _store_attention(program: Any) -> None:
-    """Copy each output of attention to memory in the order of its axes, in place.
+    """Write a node after each attention that copies the output to memory in the order of its axes.
 
     torch decomposes attention into products, whose outputs have another memory order than the
     kernel's. A view that fits one order may not fit the other.
@@ -131,7 +136,8 @@ def _trains(node: Any) -> bool:
     """
     schema = getattr(node.target, "_schema", None)
     switches = {"aten::batch_norm": "training", "aten::dropout": "train"}
-    switch = switches.get(getattr(schema, "name", ""))
+    name = getattr(schema, "name", "")
+    switch = switches.get(name.removesuffix("_"))  # `dropout_` works in place
     if switch is None or schema is None:
         return False
     names = [argument.name for argument in schema.arguments]

@@ -34,8 +34,8 @@ def read(source: Path, sample: Sample, inputs: Mapping[str, Any] | None = None) 
 
     Args:
         sample: a sample; only a record can fill several inputs.
-        inputs: constant values of inputs by name, such as the size of pictures; the batch axis may
-            be left out.
+        inputs: constant values of inputs by name, such as the size of pictures; values may lack the
+            first axes of the input, such as the batch axis.
 
     Raises:
         ModelError: see `read_graph` and `to_supported`; or ONNX Runtime cannot run the file.
@@ -71,8 +71,8 @@ class ReadGraph:
     """The graph of a file, before it is normalized.
 
     Attributes:
-        proto: the graph, with the batch axis of each input in front. A branch replaces each If with
-            a constant condition.
+        proto: the graph, with the inputs of `moved` changed. Each If whose condition is constant is
+            replaced by the branch that it takes.
         original: the model that runs for comparison, serialized.
         moved, original_dtype, emptied: see `Network`.
     """
@@ -167,6 +167,10 @@ def _fix_input(graph: onnx.GraphProto, name: str, values: Any) -> None:
         constant = np.array(values, dtype)
         if not np.isfinite(constant.astype(np.float64)).all():
             raise ValueError("not finite")
+        # NumPy cuts 2.5 to the integer 2
+        exact = np.array(values, np.float64)
+        if constant.dtype.kind in "iub" and not np.array_equal(constant, exact):
+            raise ValueError("not whole")
     except (KeyError, TypeError, ValueError, OverflowError):
         raise ModelError(f"model.inputs.{name}: got {values}, expected numbers") from None
 
@@ -188,8 +192,8 @@ def to_supported(proto: onnx.ModelProto, source: Path, sample: Sample) -> onnx.M
     tf2onnx writes a Keras model in a supported opset.
 
     Raises:
-        ModelError: weights have NaN or infinity, the opset is not supported, or samples cannot fill
-            an input, such as a single number.
+        ModelError: weights of a layer have NaN or infinity, or an input is a single number; or see
+            `raise_opset`, `read_contract` and `check_inputs`.
     """
     for _, weights in gate.find_weights(proto.graph):
         if not np.isfinite(numpy_helper.to_array(weights)).all():
@@ -215,8 +219,8 @@ def check_inputs(inputs: Sequence[Tensor], source: Path, sample: Sample) -> None
     """Check that samples can fill the inputs.
 
     Raises:
-        ModelError: the samples are one array for several inputs, or the dtype of an input is not
-            one of `INPUT_DTYPES`.
+        ModelError: the samples are one array and the network does not have exactly one input, or
+            the dtype of an input is not one of `INPUT_DTYPES`.
     """
     if len(inputs) != 1 and sample is not None and not is_record(sample):
         mend = ask_for_values(inputs, "data.inputs")

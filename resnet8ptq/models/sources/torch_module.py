@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from resnet8ptq.core.errors import ModelError, errors_as
 from resnet8ptq.core.records import names_of, pack
-from resnet8ptq.core.text import one_line
+from resnet8ptq.core.text import no_such_name, one_line
 from resnet8ptq.data.fields import find_masked, is_picture
 from resnet8ptq.graph.torch_imports import import_torchvision
 from resnet8ptq.models.contract import arranged, likely_layouts
@@ -31,7 +31,7 @@ def read(source: Path, sample: Sample, name: str, arguments: Mapping[str, Any]) 
 
     A module declares no input shape. The export therefore tries channels first, as in torch's
     convolutions, then the samples' own layout; an array of integers is tried as floats first.
-    Records fill the parameters with the same names.
+    Records fill the parameters with the same names, which must be the first ones of `forward`.
 
     Args:
         name: the dotted path of the class.
@@ -113,9 +113,16 @@ def _flatten_outputs(program: Any) -> Any:
 
 
 def _by_parameter(example: Any, parameters: list[str]) -> dict[str, torch.Tensor]:
-    """Return an example, see `export`, as tensors by parameter name; floats become float32."""
+    """Return an example, see `export`, as tensors by parameter name; floats become float32.
+
+    Raises:
+        ModelError: a name is not that of a parameter.
+    """
     if isinstance(example, Mapping):
-        named = dict(example)
+        for name in example:
+            if name not in parameters:
+                raise ModelError(no_such_name("example", name, parameters, in_help=False))
+        named = {name: example[name] for name in parameters if name in example}
     else:
         values = example if isinstance(example, tuple | list) else (example,)
         named = dict(zip(parameters, values, strict=False))
@@ -165,8 +172,18 @@ def _export_program(network: torch.nn.Module, inputs: Mapping[str, torch.Tensor]
     """Export a module with a free batch size and, if torch can, a free length of texts.
 
     If torch cannot free the batch size either, the program takes one sample.
+
+    Raises:
+        ModelError: `inputs` skip a parameter of `forward`, which gets them by position.
     """
     examples = tuple(inputs.values())
+    parameters = list(signature(network.forward).parameters)
+    for name, parameter in zip(inputs, parameters, strict=False):
+        if name != parameter:
+            raise ModelError(
+                f"model: got {name!r}, expected {parameter!r} before it, in the order of forward; "
+                "try a forward that takes only the inputs"
+            )
 
     # Find the texts among the inputs, whose length may be free
     fields = []
