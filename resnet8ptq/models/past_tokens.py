@@ -15,8 +15,8 @@ PAST = "past_key_values"  # the start of such inputs' names
 def remove_past(graph: onnx.GraphProto) -> list[str]:
     """Remove the inputs `past_key_values...`, as if they were empty; return their names.
 
-    A node may only join these inputs to present tokens, or read their shape. Otherwise the inputs
-    stay, and no name is returned. The same holds if the network has no other inputs.
+    All inputs stay, and no name is returned, if a node reads one in a way that `_can_do_without`
+    refuses, or if the network has no other inputs.
     """
     past = {}
     others = []
@@ -76,7 +76,7 @@ def _can_do_without(node: onnx.NodeProto, past: Mapping[str, onnx.ValueInfoProto
 def _write_shape(
     graph: onnx.GraphProto, node: onnx.NodeProto, past: onnx.ValueInfoProto, other: str, axis: str
 ) -> None:
-    """Replace the shape that a node reads by the shape of an empty input.
+    """Replace the output of a Shape node by the shape of an empty input.
 
     The new shape is the batch size of the input `other`, then the other sizes of `past`. The number
     of earlier tokens, which is the free size, becomes 0.

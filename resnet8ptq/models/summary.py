@@ -39,7 +39,7 @@ FOLDED = {"BatchNormalization", "Identity", "Dropout"}  # removed before quantiz
 
 @dataclass(frozen=True)
 class Summary:
-    """The facts about a network that are known without samples.
+    """The facts about a network that its graph shows.
 
     Attributes:
         contract: inputs and outputs; sizes that the file leaves free are None.
@@ -50,8 +50,8 @@ class Summary:
         depthwise: number of grouped convolutions.
         parameters: number of values in all constants.
         quantized: the operators that each backend quantizes by default. Operators in `FOLDED` are
-            folded (see `unfolded_norms`), the rest stays in float. Backends without a list of
-            operators are missing, and those that cannot take the network's inputs or run its
+            folded (see `unfolded_norms`), the rest stays in float. Backends that cannot take the
+            network's inputs or run its operators are missing, and those without a list of
             operators.
         final: the operator that computes the first output; empty if none does.
         converted: the backends whose own converter quantizes the whole network.
@@ -84,9 +84,9 @@ class Summary:
         """Return how a backend computes an operator by default.
 
         The text is `8 bits`, `dynamic` (8 bits with method=dynamic or mixed, else float), `float`,
-        `folded`, or `-` if the backend cannot take the network. If this holds for some of the nodes
-        only, the text has the counts, such as `8 bits: 25 of 33` with attention, or `folded: 2 of
-        3`.
+        `folded`, or `-` for a backend that `quantized` lacks. If only some of the nodes are
+        quantized or folded, the text has the counts, such as `8 bits: 25 of 33` with attention, or
+        `folded: 2 of 3`.
         """
         if backend not in self.quantized:
             return "-"
@@ -118,8 +118,8 @@ def summarize(
         sample: a sample [1, ...] for a torch module, which does not declare its inputs.
 
     Raises:
-        ModelError: the file is not a model, is unsafe, cannot be exported, is already quantized, or
-            has nothing to quantize.
+        ModelError: the file is not a model, or its reader refuses it or fails; or the separate
+            process crashed, or took too much memory or time; or see `hash_network`.
     """
     config = config or ModelConfig()
     file_format = None if config.module else formats.find_format(path)
@@ -201,7 +201,7 @@ def load_graph(path: Path, cache_root: Path, config: ModelConfig | None = None) 
 class NetworkFile:
     """The located file of a network, or of a module's weights.
 
-    The file is read only if a step asks for its content, because that takes a second.
+    The file is read only when a step needs its content.
     """
 
     path: Path
@@ -375,7 +375,7 @@ def _require_labels(summary: Summary) -> str:
 
 
 def _describe(tensor: Tensor) -> str:
-    """Return shape and dtype of an input and, if pictures fit it, their size and colours."""
+    """Return shape and dtype of an input and, if it may take pictures, their size and colours."""
     sizes = ", ".join(map(str, tensor.shape)).replace("None", "any size")
     text = f"[{sizes}] {tensor.dtype}"
     if len(tensor.shape) != 3:

@@ -34,7 +34,7 @@ class _Writer:
         return str(node.output[0])
 
     def _name(self, value: str | float) -> str:
-        """Return the name of a tensor, or of a new constant."""
+        """Return a name as it is, or the name of a new constant for a number."""
         if isinstance(value, str):
             return value
         name = f"{self.name}__{value:.9g}"

@@ -71,7 +71,7 @@ def _has_layers(proto: onnx.ModelProto, dtype: int) -> bool:
 def to_float32(proto: onnx.ModelProto, dtype: int) -> onnx.ModelProto:
     """Return the model with float32 in place of `dtype`, in constants, declarations and attributes.
 
-    `_drop_casts` removes the Casts that no longer change a type. `proto` must not be used
+    Casts that no longer change a type are removed, see `_drop_casts`. `proto` must not be used
     afterwards.
     """
     for tensor in list(find_all(proto, TensorProto)):
@@ -96,10 +96,12 @@ def to_float32(proto: onnx.ModelProto, dtype: int) -> onnx.ModelProto:
 
 
 def _drop_casts(model: ir.Model, floats: Collection[str]) -> None:
-    """Remove the Casts from float32 to float32, except in inner graphs and between fixed names.
+    """Remove the Casts of the tensors `floats` to float32, except in inner graphs.
+
+    A Cast from an input, a constant or an output to an output stays, because both names must stay.
 
     Args:
-        floats: the names of the float32 tensors.
+        floats: names of float32 tensors.
     """
     for node in nodes_of(model, "Cast"):
         value = input_of(node, 0)

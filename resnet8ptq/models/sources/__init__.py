@@ -27,11 +27,12 @@ def read_network(source: Path, sample: Sample, config: ModelConfig) -> Network:
     """Read a network from its file or folder, or from the weights of `model.module`.
 
     Args:
-        sample: a sample that the network must take; None without data.
+        sample: a sample [1, ...] that the network must take, if there is one.
 
     Raises:
-        ModelError: the file is not a network of a supported kind, it does not fit the sample, or
-            its format takes no `model.inputs`.
+        ModelError: the file is not a model, its format takes no `model.inputs`, or its reader
+            refuses it.
+        Exception: a library, such as tf2onnx, cannot convert the network.
     """
     if config.module is not None:
         from resnet8ptq.models.sources import torch_module
@@ -51,7 +52,7 @@ def select_outputs(network: Network, names: Collection[str]) -> Network:
     """Return the network with only the outputs `names`, in the order of the file.
 
     Raises:
-        ModelError: an output does not exist.
+        ModelError: a name is not that of an output.
     """
     every = output_names(network.proto.graph)
     for name in names:

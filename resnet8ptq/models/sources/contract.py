@@ -1,4 +1,4 @@
-"""The result of a reader, and the setup that readers share."""
+"""The result of a reader, and the setup of TensorFlow."""
 
 import logging
 import os
@@ -15,17 +15,16 @@ Sample = NDArray[Any] | None  # a sample [1, ...] as stored, perhaps a record; N
 
 
 def is_record(sample: Sample) -> bool:
-    """Return whether a sample is a record, with a field for each input."""
+    """Return whether a sample is a record, whose fields fill inputs by name."""
     return sample is not None and bool(names_of(sample.dtype))
 
 
 @dataclass(frozen=True)
 class Network:
-    """The content of a network's file.
+    """A network as a reader returns it.
 
     Attributes:
-        proto: the graph as ONNX, in a supported opset; its batch size is fixed only if the file
-            fixes it.
+        proto: the graph as ONNX, in a supported opset; its batch size may be fixed.
         predict: runs the original in the framework of the file, on network inputs.
         source_opset: opset of an ONNX file, or of the export from another format.
         moved: the original batch axis of each input and output whose batch axis was moved to the
@@ -44,7 +43,7 @@ class Network:
 
 
 def prepare_tensorflow() -> None:
-    """Silence TensorFlow and tf2onnx, and disable oneDNN.
+    """Silence TensorFlow's C++ log and tf2onnx's warnings, and disable oneDNN.
 
     Call this before TensorFlow is imported.
     """

@@ -17,7 +17,7 @@ class Format:
         reader: the function that reads the format, as `module:name`, written out because
             `core.code` searches for it.
         suffixes: allowed file suffixes, in lower case; empty for any.
-        magic: position and bytes that identify the format in a file; None if the name does.
+        magic: position and bytes that each file of the format has; None for any content.
         check: the function, as `module:name`, that refuses damaged and unsafe files before the
             data set is read; empty if only the reader refuses them.
         contains: a file that identifies a folder of this format; None if the format is a single
@@ -93,7 +93,7 @@ TFLITE_FORMATS = ("keras", "saved_model")  # formats that TensorFlow's converter
 
 
 def find_format(path: Path) -> Format | None:
-    """Return the format of a file or folder by its first bytes and its name; None if unknown.
+    """Return the format of a file or folder, see `Format.is_of`; None if unknown.
 
     The format's check and reader decide whether the content is sound.
     """
@@ -128,7 +128,7 @@ def format_name(path: Path, is_module: bool = False) -> str:
 
 
 def is_tflites(name: str, is_float: bool) -> bool:
-    """Return whether a network of this format becomes a .tflite file without ONNX.
+    """Return whether a network of this format can become a .tflite file without ONNX.
 
     TensorFlow's converter takes the formats of `TFLITE_FORMATS`. A .tflite file counts only if
     `is_float` is set: the artifact then computes in float.

@@ -161,7 +161,7 @@ def _keep_constants(graph: onnx.GraphProto, captures: Iterable[tuple[Any, Any]])
     """Turn graph inputs whose values a layer holds, such as Normalization's mean, into constants.
 
     Args:
-        captures: pairs of a layer's tensor, with its value, and of the graph input for it.
+        captures: pairs of a layer's tensor and the graph input that stands for it.
     """
     values = {inner.name: outer for outer, inner in captures}
     for value in list(graph.input):

@@ -1,8 +1,8 @@
 """A TensorFlow SavedModel folder as the source of the FP32 network.
 
 TensorFlow imports only the nodes that compute the signature's outputs and restore the variables,
-after the gate has checked each operator. TensorFlow never reads the rest of the file:
-initialization, writers, Python objects.
+after the gate has checked each operator. The rest of the file is never imported, such as
+initialization, writers and Python objects.
 """
 
 import logging
@@ -70,7 +70,7 @@ def read(source: Path, sample: Sample) -> Network:
 
 
 def _drop_attributes(called: Any) -> None:
-    """Remove the attributes that keep a call, or calls of a function, from being replaced."""
+    """Remove the attributes `_KEEP_CALLS` from a node, or from a function that nodes call."""
     for name in _KEEP_CALLS:
         called.attr.pop(name, None)
 
