@@ -1,4 +1,4 @@
-"""The decisions for one network: the bits of weights, the nodes in float, and ranges."""
+"""The decisions for one network: the bits of layers, the nodes in float, and ranges."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,8 +16,7 @@ class Decisions:
             chosen.
         in_float: names of further nodes that stay in float.
         ranges: activation ranges by ONNX tensor name, from a calibration table, fine-tuning or a
-            correction. They take precedence over calibration, which is skipped if they cover all
-            tensors around quantized nodes.
+            correction. They take precedence over calibration.
     """
 
     bits: Mapping[str, int] | None = field(default_factory=dict)

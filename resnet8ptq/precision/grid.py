@@ -70,7 +70,7 @@ class WeightScheme:
 
     @property
     def bits(self) -> int:
-        """Bits of a stored weight; `reduce_range` does not change them."""
+        """Bits of a weight; `reduce_range` does not change them."""
         return int(self.dtype.lstrip("uint"))
 
     @property
@@ -134,7 +134,7 @@ class WeightScheme:
 def fit_bias(
     weights: NDArray[np.float32], bias: NDArray[np.float32], scale: float, per_channel: bool
 ) -> NDArray[np.float32]:
-    """Return weights [channels, ...] whose scales let the bias [channels] fit in 32 bits.
+    """Return weights [channels, ...] whose symmetric scales let the bias [channels] fit in 32 bits.
 
     A bias has the scale of the weights times that of the input. With weights near 0 the bias would
     be clipped, so one weight of such a channel, or of the layer, is raised. With 8-bit inputs, this

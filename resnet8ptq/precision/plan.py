@@ -44,7 +44,7 @@ class Plan:
 
     @property
     def is_narrow(self) -> bool:
-        """Whether a layer has fewer than 8 bits, or may get fewer."""
+        """Whether the plan has fewer than 8 bits, its default included, or is undecided."""
         return self.undecided or min(self.default.bits, *self.bits.values(), 8) < 8
 
     @property
@@ -136,8 +136,8 @@ class Selection:
         nodes_to_quantize: names of nodes to quantize; None for all.
         nodes_to_exclude: names of nodes that stay in float.
         float_tail: whether nodes after the last layers stay in float; see `keeps_tail` for None.
-        float_layers: short names of layers that stay in float; see `weight_layers` and
-            `attention_products`.
+        float_layers: short names of the layers and products of attention that stay in float; see
+            `weight_layers` and `attention_products`.
         bits: decided bits by short name, without layers and products in float.
         attention: the quantized part of a network with attention: `weights`, `products` or `all`;
             `op_types` and `nodes_to_quantize` take precedence.
@@ -184,9 +184,9 @@ def split_bits(decisions: Decisions) -> tuple[dict[str, int], list[str]]:
 
 
 def find_float_nodes(graph: onnx.GraphProto, selection: Selection) -> list[str]:
-    """Return the names of the nodes that stay in float.
+    """Return the names of the nodes that a selection leaves in float.
 
-    The selection decides, and products with a constant vector always stay in float. `op_types`,
+    Products with a constant vector are always among them. `op_types`,
     `nodes_to_quantize` and `float_tail` choose a fused Relu or Clip together with the node before
     it. A range for the values between the two would waste about half of the levels.
 
@@ -236,8 +236,9 @@ def keeps_tail(graph: onnx.GraphProto, float_tail: bool | None) -> bool:
 
     Args:
         float_tail: the answer, unless it is None. With None, they stay in float if one of them is a
-            Concat of values of different operators. Such values, for example coordinates in pixels
-            and the scores of a Sigmoid, share no useful 8-bit scale.
+            Concat of values that different operators compute; operators of `MOVING` do not count.
+            Such values, for example coordinates in pixels and the scores of a Sigmoid, share no
+            useful 8-bit scale.
     """
     if float_tail is not None:
         return float_tail
@@ -264,7 +265,7 @@ def find_left_by_attention(graph: onnx.GraphProto, selection: Selection) -> list
     """Return the nodes that `attention` leaves in float; see `left_by_attention`.
 
     There are none with `attention=all`, nor with `op_types` or `nodes_to_quantize`, which take
-    precedence. Products with planned bits are left out.
+    precedence. Products with planned bits are not among these nodes.
 
     Raises:
         ConfigError: `precision.plan` gives a product of attention fewer than 8 bits.
