@@ -40,8 +40,8 @@ class Explanation:
     """A recommended model with all its uses, summarized for the terminal and the report.
 
     Attributes:
-        uses: the titles of the uses, without that of a headline that keeps FP32; `quantized` if it
-            has no other.
+        uses: the titles of the uses. A headline that keeps FP32 has no title for its model, which
+            has `quantized` if no other use is left.
         label: see `Recommendation.label`.
         headline: the advice, such as `Keep NAME`; for the model of the headline, also the reason.
         outcome: the outcome of the verdict; empty for FP32.
@@ -49,8 +49,8 @@ class Explanation:
         facts: see `say_facts`; for FP32, its latencies.
         command: the deploy command; empty without one, as for FP32.
         note: for the best model, see `say_chance` and `say_balanced`; else empty.
-        hint: for the model of the headline, `NOTHING_FASTER` if `Headline.nothing_faster`; else
-            empty.
+        hint: for the model of the headline, `NOTHING_FASTER` if `Headline.nothing_faster`, with
+            `KNOWN` before an `untried` command; else empty.
         untried: with a hint, see `find_untried`; else empty.
     """
 
