@@ -105,8 +105,8 @@ class Family:
         """The measured cells without the steps of a search.
 
         Without separate selection samples, a search scores its steps on the reported samples. A
-        family then has both the steps and the confirmed models. Verdicts are corrected for the
-        steps, but steps are not recommended.
+        family may then have both steps and confirmed models. Verdicts are corrected for the steps,
+        but the steps are not recommended.
         """
         return [cell for cell in self.measured if cell.record.split != "choice"]
 
@@ -128,6 +128,11 @@ class Family:
         if not lost:
             return planned
         return max(planned, equal_files.count_models(records_of([*self.measured, *lost])))
+
+    @property
+    def corrected(self) -> int:
+        """The number of models for which Holm's method corrects the verdicts."""
+        return max(equal_files.count_models(records_of(self.sound)), self.planned)
 
     def without_held_out(self) -> "Family":
         """Return the family without the runs on held-out or selection samples."""

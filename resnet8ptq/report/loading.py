@@ -109,7 +109,7 @@ def _read_cell(
 def _read_predictions(test: PairedTest, path: Path, kept: dict[bytes, Array]) -> Paired:
     """Read the values of each sample, of a run and of FP32.
 
-    Equal arrays of several runs, such as labels, share memory in `kept`.
+    Arrays that are equal in several runs, such as labels, are stored once, in `kept`.
     """
     # An untrusted file may unpack to any size
     with zipfile.ZipFile(path) as archive:

@@ -20,7 +20,7 @@ def limits_of(records: Sequence[RunRecord], asked: Mapping[str, float | None]) -
     `prefer` is as logged, or else the default. Other keys have their defaults.
 
     Args:
-        asked: requested limits by key of `report`; None for the logged limit.
+        asked: requested limits by key in `LIMITS`; None for the logged limit.
 
     Raises:
         ConfigError: a limit is out of range, a requested one is not a number, or the logged

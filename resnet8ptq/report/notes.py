@@ -286,17 +286,10 @@ def _on_limits(family: Family) -> list[str]:
     """Return the notes on the verdicts: the limit, the outcomes, and reservations."""
     records = family.records
     metric = family.metric
-    # Collect the outcomes, and the runs for which the tests are corrected
-    verdicts = set()
-    tested = []
-    for record in records:
-        if record.verdict_text:
-            verdicts.add(record.verdict)
-            if record.verdict != VOID:
-                tested.append(record)
+    verdicts = {record.verdict for record in records if record.verdict_text}
     if not verdicts:
         return []
-    several = _say_correction(max(count_models(tested), family.planned), "models")
+    several = _say_correction(family.corrected, "models")
 
     # Explain only outcomes that occur
     outcomes = ""

@@ -204,7 +204,7 @@ class ModelSelection:
         The rule chooses among the models of `within` that pass on the reported samples, where
         verdicts are corrected for all models. If none passes, the rule chooses among the undecided
         ones. If it then finds none, or would keep FP32, it chooses again, also among the `others`.
-        With selection samples, the reported samples did not choose this undecided model. It is
+        With selection samples, the reported samples did not choose the undecided model. It is
         therefore also assessed by itself, and a pass in this test counts.
         """
         chosen = self._choose(with_verdict(self.within, PASS))
@@ -224,7 +224,7 @@ class ModelSelection:
         return self._choose(alone, alone=True)
 
     def _choose(self, cells: Sequence[Cell], alone: bool = False) -> Headline | None:
-        """Return the choice of `rule` among the cells, or among the finalists of them if any.
+        """Return the choice of `rule` among the cells, or among their finalists, if any.
 
         Args:
             alone: whether the verdict is that of a model assessed by itself, which the reason says.

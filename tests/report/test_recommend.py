@@ -10,7 +10,7 @@ import pytest
 from resnet8ptq.config.schema import ReportConfig
 from resnet8ptq.report import recommend as recommending
 from resnet8ptq.report.answer import UNKNOWN_SPEED, explain
-from resnet8ptq.report.families import Family
+from resnet8ptq.report.families import Cell, Family
 from resnet8ptq.report.pages import page
 from resnet8ptq.report.recommend import (
     ModelSelection,
@@ -20,7 +20,7 @@ from resnet8ptq.report.recommend import (
 from resnet8ptq.report.verdicts import UNDECIDED
 from resnet8ptq.tasks.scoring.hits import Hits
 from resnet8ptq.tasks.scoring.values import Paired
-from tests.helpers.cells import amend_family, predictions, sweep
+from tests.helpers.cells import amend_family, predictions, record, sweep
 from tests.helpers.selections import best_of, by_use, chosen, select
 
 
@@ -154,6 +154,16 @@ def test_where_nothing_passes_to_choose_by_the_summary_says_so():
     ):
         family = sweep(("a", predictions(), {}), choices=[predictions(lost=lost)])
         assert words in page.to_markdown([select(family)], {})
+
+
+def test_the_report_counts_models_whose_results_are_lost_in_the_correction():
+    files = [{"artifact_sha256": digit * 64} for digit in "abc"]
+    cells = [("a", predictions(), files[0]), ("b", predictions(lost=90), files[1])]
+    family = sweep(*cells, choices=[predictions(), predictions(lost=90)])
+    other = record("c", predictions(), **files[2]).as_failed("no predictions.npz")
+    family = replace(family, cells=(*family.cells, Cell(other, "c", lost=True)))
+    text = page.to_markdown([select(family)], {})
+    assert "for 1 recommended model, in the table of all runs for 3" in text
 
 
 def test_what_fails_is_not_recommended():

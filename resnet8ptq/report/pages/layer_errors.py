@@ -184,8 +184,8 @@ def _ranked(rows: Rows) -> Values:
 def _by_layer(rows: Rows) -> Values:
     """Return SQNRs of each layer by column: of its weights, and of its output.
 
-    The output has two: with the error of this layer alone, and also with those of all layers before
-    it. If a layer has several tensors of a kind, the lowest SQNR counts.
+    The output has two: one with the error of this layer alone, and one that includes the errors of
+    all layers before it. If a layer has several tensors of a kind, the lowest SQNR counts.
     """
     values: Values = {}
     for row in rows:

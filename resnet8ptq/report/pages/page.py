@@ -24,7 +24,6 @@ from resnet8ptq.core.console import waiting
 from resnet8ptq.core.table import Table
 from resnet8ptq.core.text import escape_markdown, safe_name
 from resnet8ptq.report import answer, notes, table, verdicts
-from resnet8ptq.report.equal_files import count_models
 from resnet8ptq.report.families import (
     Family,
     all_records,
@@ -136,8 +135,8 @@ def _encode(texts: Mapping[str, str]) -> dict[str, bytes]:
 def _load_figures(store: Store, record: RunRecord, names: Collection[str]) -> dict[str, bytes]:
     """Read the figures of a run; leave out missing or damaged ones, with a warning.
 
-    The background process may draw the figures after the run has ended. If it was killed before,
-    they are missing.
+    The background process may draw the figures after the run has ended. If the process was
+    killed before, they are missing.
     """
     lacks = "the report leaves out a figure"
     loaded = {}
@@ -264,8 +263,8 @@ def _render(
         other_choice=other_choice(selected),
         selected=selected,
         recommendations=recommended,
-        own=len(own.cells),
-        assessed_all=count_models(records_of(family.measured)),
+        own=own.corrected,
+        assessed_all=family.corrected,
         metric=family.metric,
         table=_to_markdown(shown),
         cut=cut,

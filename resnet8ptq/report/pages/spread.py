@@ -41,7 +41,7 @@ class SeedSpread:
 
 
 def group_by_configuration(family: Family) -> list[list[Cell]]:
-    """Return groups of measured cells that differ only in the seed."""
+    """Return the measured cells, grouped by all settings that name runs, except the seed."""
     keys = [key for key in varied(family.records) if key != "seed"]
     groups: dict[tuple[object, ...], list[Cell]] = {}
     for cell in family.measured:
