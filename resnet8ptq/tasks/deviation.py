@@ -67,7 +67,9 @@ class RelativeError(Metric):
         return f"with at most {margin:.2%} more noise than the best"
 
     def state_loss(self, loss: float) -> str:
-        """Return a loss as text: the SQNR, or that the outputs are equal."""
+        """Return a loss as text: the SQNR, or that the outputs are equal or have NaN."""
+        if math.isnan(loss):
+            return "outputs of NaN"
         if not loss > 0:
             return "equal outputs"
         return f"SQNR {-10 * math.log10(loss):.1f} dB"
@@ -100,11 +102,11 @@ class DeviationValues(Replicates):
         return cls(**vars(replicates), noise=columns[0], signal=columns[1])
 
     def margin(self, baseline: Self, metric: Metric, limit: float, items: int) -> Margin:
-        """Return the margin of noise over signal: the mean excess of the samples over the limit."""
+        """Return the margin of the noise, as a share of the signal, over the limit."""
         return Margin.of_mean(self.noise - limit * self.signal, skewed=True)
 
     def margin_over(self, other: Self, metric: Metric, limit: float, items: int) -> Margin:
-        """Return the margin of this model's noise minus the other's, over signal."""
+        """Return the margin of this model's noise minus the other's, as a share of the signal."""
         return Margin.of_mean(self.noise - other.noise - limit * self.signal, skewed=True)
 
 
@@ -194,7 +196,7 @@ def summarize(comparison: Comparison) -> str:
 def _pair_metrics(names: Sequence[str], comparison: Comparison) -> Metrics:
     """Return SQNR and loss interval of the worst output, and the SQNR of each if there are several.
 
-    Without `names`, as in a finished run, only the worst output has an SQNR.
+    Without `names`, only the worst output has an SQNR.
     """
     model = comparison.model
     outputs = model.reference.values, model.outputs.values

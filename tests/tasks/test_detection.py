@@ -93,6 +93,14 @@ def test_each_class_keeps_its_own_numbers_in_whatever_order(folder):
     assert ap_bootstrap.by_class(evaluation.matches, weights).tolist() == [[0, 1, 1]]
 
 
+def test_an_annotation_with_the_id_0_is_found(folder):
+    run = evaluator(folder, "yolox")
+    run.predict()
+    content = json.loads((folder / "instances.json").read_text())
+    content["annotations"][-1]["id"] = 0
+    assert run.evaluate(run.get_result(), content)["ap"] == 1
+
+
 def evaluate_by_pycocotools(results: Path, annotations: Path, ids: list[int]) -> np.ndarray:
     """As its own users do, from files."""
     with contextlib.redirect_stdout(io.StringIO()):

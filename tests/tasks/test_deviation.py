@@ -92,3 +92,10 @@ def test_channels_of_one_unit_stay_together(shape):
     signal = sizes * random.normal(size=shape)
     signal[:, 2] = 0  # a dead channel
     assert len(distortion.find_units(signal)) == 1
+
+
+@pytest.mark.parametrize(
+    ("loss", "text"), [(0.0, "equal outputs"), (0.01, "SQNR 20.0 dB"), (np.nan, "outputs of NaN")]
+)
+def test_outputs_of_nan_are_not_called_equal(loss, text):
+    assert deviation.RELATIVE_ERROR.state_loss(loss) == text

@@ -26,6 +26,8 @@ Results = Sequence[Mapping[str, Any]]  # COCO's results format
 class Matches:
     """The D detections of one class, highest scores first, and its objects.
 
+    The pictures are in the order of their ids.
+
     Attributes:
         picture: [D], the index of each detection's picture.
         right: [thresholds, D], whether the detection matches an object.
@@ -46,8 +48,8 @@ class CocoResult:
     Attributes:
         pictures: the number of pictures.
         areas: the names of the ranges of areas; the first range covers all areas.
-        precision: pycocotools' array [10 thresholds, 101 recalls, classes, areas], with the classes
-            in the order of the annotations' categories; -1 without objects.
+        precision: the precision [10 thresholds, 101 recalls, classes, areas], with the classes in
+            the order of the annotations' categories; -1 without objects.
         recall: [10 thresholds, classes, areas], with the same classes; -1 without objects.
         matches: the matches of every class, over all areas.
     """
@@ -116,10 +118,10 @@ def evaluate(
     if unknown:
         raise ValueError(f"image_id {min(unknown)} is in none of the annotations' images")
 
-    # Number the annotations, because pycocotools needs ids
+    # Number the annotations, because pycocotools needs unique ids, and takes 0 for no match
     numbered = []
     for number, annotation in enumerate(annotations["annotations"], 1):
-        numbered.append({"id": number, **annotation})
+        numbered.append({**annotation, "id": number})
 
     # Evaluate all pictures, also those without annotations
     with contextlib.redirect_stdout(io.StringIO()):  # pycocotools prints its progress
