@@ -41,7 +41,7 @@ class Target:
     _about: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
 
     def describe(self) -> dict[str, Any]:
-        """Return the answer of `measure.describe`, with the provider unless it is the CPU's.
+        """Return the answer to a `describe` request, with the provider unless it is the CPU's.
 
         Raises:
             UnsupportedError: the machine lacks the provider; see also `ask`.
@@ -53,7 +53,7 @@ class Target:
 
     @property
     def cores(self) -> int:
-        """The number of the machine's cores."""
+        """The number of logical cores of the machine."""
         return int(self.describe()["cores"])
 
     @property
@@ -82,8 +82,8 @@ class Target:
             precision: the float type in which OpenVINO computes.
 
         Raises:
-            UnsupportedError: `measure` does not run this runtime, the target lacks it, or it
-                refuses the file; see also `ask`.
+            UnsupportedError: `measure` does not run this runtime, or the target cannot load the
+                file with it; see also `ask`.
         """
         if runtime not in RUNTIMES:
             raise UnsupportedError(
@@ -104,7 +104,7 @@ class Target:
         return self._loaded[key]
 
     def ask(self, request: Mapping[str, Any], payload: bytes = b"") -> Reply:
-        """Send a request; after a lost connection, connect and load the files again.
+        """Send a request; after a lost connection, connect, load the files, and send it again.
 
         Raises:
             ConnectionLostError: the connection was lost `TRIES` times.

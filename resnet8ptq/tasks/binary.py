@@ -56,7 +56,7 @@ class BinaryScores(OfClasses):
 
 
 def build(class_names: tuple[str, ...] = (), threshold: float = 0.5) -> Task:
-    """Return the task for two classes, with a value for each, or one value for class 1."""
+    """Return the task for a network with a value for each of two classes, or one for class 1."""
     return Task(
         "binary",
         AUC,

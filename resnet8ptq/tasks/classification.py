@@ -306,11 +306,7 @@ def class_tables(names: Sequence[str], comparison: Comparison) -> dict[str, Tabl
 
 
 def build(class_names: tuple[str, ...] = ()) -> Task:
-    """Return `task=classification`: accuracy, McNemar's test, and the KL divergence to choose by.
-
-    Args:
-        class_names: the names of the classes in tables and figures.
-    """
+    """Return `task=classification`: accuracy, McNemar's test, and KL divergence to choose by."""
     task = Task(
         "classification",
         ACCURACY,

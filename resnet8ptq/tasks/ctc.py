@@ -95,7 +95,10 @@ class LineScores(ReducedScores):
 
     @cached_property
     def errors_of_others(self) -> Counts:
-        """The number of wrong characters of each line against the true text of another line."""
+        """The number of wrong characters of each line against the true text of the next line [n].
+
+        The last line is compared with the first.
+        """
         others = [*self.labels[1:], *self.labels[:1]]
         return np.array(list(map(count_errors, self.texts, others)))
 

@@ -50,7 +50,7 @@ Maps = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class DenseScores(BootstrapScores):
-    """The metric of each picture, with the targets, whose mean is the prediction by chance.
+    """The metric of each picture, with the targets.
 
     Attributes:
         targets: maps with the axes of the outputs, [n, height, width] or with channels.
@@ -141,7 +141,7 @@ def _arrange(targets: Array, shape: tuple[int, ...]) -> Array:
 def _measure(name: str, said: Maps, true: Maps, peak: float) -> float:
     """Return a metric of one picture.
 
-    The metrics of depth leave out pixels with a true depth of at most 0.
+    The metrics of depth use only pixels with a true depth above 0.
 
     Raises:
         DataError: the metric is one of depth, and no pixel has a true depth above 0.

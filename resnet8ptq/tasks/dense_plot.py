@@ -41,8 +41,8 @@ def _draw_map(axes: Axes, head: str, values: Array) -> None:
 def _colour(values: Array) -> NDArray[np.float64]:
     """Return a map as a picture [H, W] or [H, W, 3] of values from 0 to 1.
 
-    Of other channels than 1 or 3, such as the two of a flow, the mean is drawn. The shortest axis
-    is that of the channels.
+    Unless there are 3 channels, their mean is drawn, such as for the two of a flow. The shortest of
+    three axes is that of the channels.
     """
     pixels = np.asarray(values, np.float64)
     if pixels.ndim == 3:

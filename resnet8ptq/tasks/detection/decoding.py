@@ -1,4 +1,4 @@
-"""Turns a detector's outputs into detections: decodes, suppresses, keeps the best."""
+"""Decodes a detector's outputs, suppresses overlapping boxes, and keeps the best detections."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -37,14 +37,14 @@ def make_decoder(
     """Return the decoder of a network.
 
     Args:
-        input_shape: the shape of one picture, channels first or last.
+        input_shape: the shape of one picture, with 1 or 3 channels first, or channels last.
         outputs: the shape of each output by name, without the batch axis.
         keypoints: the number of keypoints of an object.
         with_masks: whether to decode masks; otherwise, the network's masks are left out.
 
     Raises:
         ConfigError: `task.head` is unknown.
-        ModelError: no single head fits, see `find_head`, or there are no prototypes for masks.
+        ModelError: see `find_head`; or there are no prototypes for masks.
     """
     height, width = input_shape[:2]
     if input_shape[0] in (1, 3):  # channels first
@@ -89,8 +89,8 @@ def _split_prototypes(frame: Frame) -> "tuple[Frame, Prototypes | None]":
 class Prototypes:
     """The output with prototypes of masks.
 
-    A mask is the sum of the prototypes, weighted by the coefficients of a box (Bolya et al.,
-    "YOLACT: Real-time Instance Segmentation", ICCV 2019).
+    The logits of a mask are the sum of the prototypes, weighted by the coefficients of a box (Bolya
+    et al., "YOLACT: Real-time Instance Segmentation", ICCV 2019).
 
     Attributes:
         index: the index of the output.
@@ -233,9 +233,10 @@ def _as_candidates(detections: Detections, pictures: int, classes: int) -> Candi
 
 
 def _keep_best(detections: Detections, pictures: int, config: DetectionConfig) -> Floats:
-    """Return each picture's detections with the highest scores, in rows as of `Decoder.__call__`.
+    """Return each picture's detections with the highest scores [n, max_detections, 6 + F].
 
-    Detections with a score at or below the threshold are left out.
+    The first 6 values of a row are those of `Decoder.__call__`. Detections with a score at or below
+    the threshold are left out.
     """
     most = config.max_detections
     kept = detections.select(detections.scores > config.score_threshold)

@@ -38,8 +38,7 @@ class Frame:
 
     Attributes:
         height, width: the size of the network's input in pixels.
-        outputs: the shape of each output by name, without the batch axis and without the prototypes
-            of masks.
+        outputs: the shape of each output by name, without the batch axis.
         keypoints: the number of keypoints of an object.
         coefficients: the number of coefficients of a mask.
     """
@@ -128,7 +127,7 @@ class Head:
     Attributes:
         takes: a description of the outputs, for messages.
         fits: returns whether the outputs of a frame may have this layout.
-        decode: decodes outputs [n, ...], in the network's order.
+        decode: decodes the outputs of a batch, in the network's order.
         further: whether the layout allows values after a box's corners and scores, such as
             keypoints.
     """
@@ -339,7 +338,7 @@ def _decode_yolov8(outputs: Sequence[Array], frame: Frame) -> Candidates:
 
 
 def _match(frame: Frame, *kinds: Callable[[Shape], bool]) -> list[int]:
-    """Return the output's index of each kind; empty unless kinds and outputs match one to one."""
+    """Return the index of the output of each kind; empty unless they match one to one."""
     if len(frame.shapes) != len(kinds):
         return []
     indices: list[int] = []

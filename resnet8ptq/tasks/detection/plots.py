@@ -97,7 +97,8 @@ def _area(record: Array, size: tuple[int, ...]) -> tuple[float, float, float, fl
 def box_changes(model: DetectionScores, baseline: DetectionScores) -> NDArray[np.float64]:
     """Return the change of the detections of each picture [n].
 
-    The change is the sum of the scores of drawn detections that only one of the models has.
+    The change is the sum of the scores of detections that only one of the models has. Scores below
+    `SHOWN_SCORE` do not count.
     """
     change = np.zeros(model.total)
     for index in range(model.total):
