@@ -227,6 +227,7 @@ def test_labels_may_be_ids_or_indices_with_a_background():
 
     assert classes([0, 2, 3, -1]) == [0, 2]  # 3 and -1 are no classes
     assert classes([3, 20, 4, 7], labels="ids") == [0, 2, 1]
+    assert classes([3, 20, 0, 7], labels="ids", background=0) == [0, 2, 1]
     assert classes([0, 1, 2, 3], background=0) == [0, 1, 2]
     assert classes([0, 0, 1, 0], nms=True) == [0, 1]
 

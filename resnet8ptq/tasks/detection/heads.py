@@ -73,7 +73,7 @@ class Frame:
 
     @property
     def anchors(self) -> NDArray[np.float64] | None:
-        """Width and height [strides, anchors, 2] in pixels of `task.anchors`, or of COCO's anchors.
+        """Width and height of the anchors in pixels [strides, anchors, 2], by default COCO's.
 
         The result is None unless all strides have equally many anchors.
         """
@@ -338,7 +338,7 @@ def _decode_yolov8(outputs: Sequence[Array], frame: Frame) -> Candidates:
 
 
 def _match(frame: Frame, *kinds: Callable[[Shape], bool]) -> list[int]:
-    """Return the index of the output of each kind; empty unless they match one to one."""
+    """Return the index of each kind's output; empty unless kinds and outputs match one to one."""
     if len(frame.shapes) != len(kinds):
         return []
     indices: list[int] = []
@@ -470,7 +470,8 @@ def _decode_detections(outputs: Sequence[Array], frame: Frame) -> Detections:
     background = frame.config.background
     if background is not None:
         filled &= label != background
-        label = label - (label > background)
+        if frame.config.labels == "indices":
+            label = label - (label > background)
     pixels = _join(corners(boxes[filled], "xyxy", frame), further[filled], frame)
     kept = scores[filled].astype(np.float32)
     return Detections(np.nonzero(filled)[0], pixels, kept, label[filled])
