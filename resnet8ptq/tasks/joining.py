@@ -18,10 +18,10 @@ VOTE = "vote"
 
 @dataclass(frozen=True)
 class Groups:
-    """The groups of n samples, in the order of their numbers.
+    """The groups of n samples, in ascending order of their group numbers.
 
     Attributes:
-        order: the samples sorted by group [n].
+        order: the indices of the samples, sorted by group [n].
         starts: the position of the first sample of each group in `order` [groups].
     """
 
@@ -68,7 +68,7 @@ def join(task: Task, how: str) -> Task:
 
     Args:
         task: a task whose `joining` is not None.
-        how: `mean`, `max` or `vote`; the last is the mean of the samples' votes.
+        how: `mean`, `max` or `vote`, which is the mean of the samples' votes.
     """
     assert task.joining is not None
     score = partial(_score_groups, task.score, task.joining, how)

@@ -164,9 +164,10 @@ def _score(
 
 
 def _doubt(baseline: MultilabelScores, expected: float | None) -> str | None:
-    """Return a doubt if the mAP is not proven above chance, or is proven below `expected`.
+    """Return a doubt if the 95% interval of the mAP is not above chance, or is below `expected`.
 
-    Chance is the mAP of equal scores: the mean share of samples that have a class.
+    Chance is the mAP of equal scores: the share of samples with a class, averaged over the classes
+    that occur. An unknown interval (NaN) raises no doubt.
     """
     shares = baseline.labels.mean(axis=0)
     chance = float(shares[shares > 0].mean())

@@ -39,7 +39,8 @@ class NextToken:
     ) -> tuple[NDArray[np.float32], NDArray[np.int32]]:
         """Return -ln p(token) and the number, counted from 1, of each next token [n, tokens - 1].
 
-        Both are 0 at padding; shorter batches are later padded with 0 as well.
+        Both are 0 if the token or the one before it is padding. The evaluation later pads shorter
+        batches with 0.
 
         Raises:
             DataError: the inputs are not windows of tokens of the vocabulary, see `_read`.
@@ -68,8 +69,8 @@ class NextToken:
         """Return the tokens of the inputs, and a mask that is False at padding [n, tokens].
 
         Raises:
-            DataError: the inputs are not integers [n, 2 or more] within the vocabulary, or
-                `_find_tokens` raises it.
+            DataError: the tokens are not integers [n, 2 or more] within the vocabulary, or
+                `_find_tokens` does not find them.
         """
         tokens = inputs
         names = names_of(inputs.dtype)
@@ -98,7 +99,7 @@ def _find_tokens(names: Sequence[str]) -> str:
     """Return the name of the tokens' input: `TOKENS`, or the only name that does not end in mask.
 
     Raises:
-        DataError: several inputs or none may hold the tokens.
+        DataError: there is no `TOKENS`, and not exactly one input besides masks.
     """
     if TOKENS in names:
         return TOKENS
@@ -170,7 +171,8 @@ def measure_unigram(numbers: NDArray[np.integer], vocabulary: int) -> Values:
     """Return the sum of -ln p(token) of each window [n], by token frequencies in other windows.
 
     Each token of the vocabulary is counted once more (Laplace), so that none has a probability of
-    0. With few windows, the distribution is close to uniform.
+    0. If the windows have far fewer tokens than the vocabulary, the distribution is
+    close to uniform.
 
     Args:
         numbers: the next tokens, counted from 1 [n, tokens - 1]; 0 is padding.
@@ -186,7 +188,10 @@ def measure_unigram(numbers: NDArray[np.integer], vocabulary: int) -> Values:
 
 
 def _list_windows(comparison: Comparison) -> dict[str, Table]:
-    """Return the rows of -ln p of each window, with the largest loss against FP32 first."""
+    """Return the rows of `windows.csv`, under its file name.
+
+    The window with the largest loss against FP32 comes first.
+    """
     model = comparison.model
     fp32 = comparison.baseline
     rows: list[list[object]] = [["window", "tokens", "fp32_nll", "nll"]]

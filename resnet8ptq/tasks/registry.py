@@ -150,7 +150,7 @@ def choose(context: TaskContext) -> str:
 
 
 def _choose_by_boxes(context: TaskContext) -> str:
-    """Return the task for labels that are boxes, by the sizes of the outputs.
+    """Return the task for labels that are boxes, by the shapes of the outputs.
 
     Keypoints or masks of the labels count only if the outputs may have them, too.
     """
@@ -213,7 +213,8 @@ def recall(params: Mapping[str, str], class_names: tuple[str, ...] = ()) -> Task
 def find_changed(params: Mapping[str, str]) -> tuple[str, ...]:
     """Return the task's settings that differ from the defaults, as overrides, from MLflow params.
 
-    With other settings, the same outputs may have other scores, those of FP32 included.
+    With other settings, the same outputs may have other scores, those of FP32 included. The name
+    does not count, because `auto` may choose the same task.
     """
     scored_as = params.get("scored_as", "classification")
     defaults: dict[str, Any] = {}
@@ -221,7 +222,7 @@ def find_changed(params: Mapping[str, str]) -> tuple[str, ...]:
         defaults = vars(_find(scored_as).schema())
     changed = []
     for key in sorted(params):
-        if key.startswith(_PREFIX):
+        if key.startswith(_PREFIX) and key != f"{_PREFIX}name":
             default = defaults.get(key.removeprefix(_PREFIX))
             if _parse(params[key]) != default:
                 changed.append(f"{key}={params[key]}")

@@ -26,8 +26,8 @@ def build(primary: str = "mae", resamples: int = 9999) -> Task:
     """Return the task for a network with one output value for each target value.
 
     Args:
-        primary: `mae` or `rmse`. The error is averaged over a sample's values, then over the
-            samples; the root comes last.
+        primary: `mae` or `rmse`. The absolute or squared error is averaged over an item's values,
+            then over the items; the root comes last.
     """
     other = "mae"
     if primary == "mae":
@@ -52,7 +52,10 @@ def _score(primary: str, resamples: int, outputs: Outputs, targets: Targets) -> 
     exact = _flat(np.asarray(targets.labels))
     predicted = _flat(outputs.values[0])
     error = np.abs(predicted - exact)
-    of_mean = np.abs(exact.mean(axis=0) - exact)  # the error of predicting the mean of the targets
+
+    # The error of predicting the mean of the targets, exactly 0 if all targets are equal
+    offset = exact - exact[0]
+    of_mean = np.abs(offset.mean(axis=0) - offset)
 
     # Both errors of each sample, of which one is primary
     absolute = error.mean(axis=1)

@@ -221,3 +221,10 @@ def test_plots_take_extremes_and_classes_without_images(tmp_path, plot, model):
     path = tmp_path / "extreme.png"
     figures.save(plot(*both(model, model), NAMES, "title"), path)
     assert image.imread(path).std() > 0
+
+
+def test_class_plot_takes_many_classes_of_which_the_first_have_no_samples():
+    labels = np.arange(90, 95)
+    names = list(map(str, range(100)))
+    figure = class_plots.classes(Hits(labels, labels), Hits(labels, labels), names, "title")
+    assert [bar.get_height() for bar in figure.axes[0].patches] == [100] * 10

@@ -346,6 +346,15 @@ def test_runs_of_another_setting_of_the_task_are_another_family(task, key, value
     assert naming.headings(grouped)[-1].endswith(f", {key}={values[1]}")
 
 
+def test_a_task_is_one_family_whether_named_or_chosen_by_auto():
+    scored = OK.changed(tags={"status": "ok", "test_digest": "1" * 64})
+    params = {**OK.params, "scored_as": "classification"}
+    given = [
+        scored.changed(params={**params, "task.name": name}) for name in ("auto", "classification")
+    ]
+    assert [len(family) for family in families.group_by_samples(given)] == [2]
+
+
 OPTIONS = {"data": ["a", "b"], "evaluate.split": ["test", "held_out"], "seed": ["1", "2"]}
 
 

@@ -70,8 +70,9 @@ def test_many_samples_prove_a_little_skill_which_is_doubted(share, doubted):
     assert (task.doubt(scores, None) is not None) == doubted
 
 
-def test_constant_targets_raise_no_doubt():
-    task, same = regression.build(resamples=100), Targets(np.ones((20, 1), np.float32))
+@pytest.mark.parametrize("target", [1.0, 0.1])  # the mean of 20 times 0.1 is not 0.1
+def test_constant_targets_raise_no_doubt(target):
+    task, same = regression.build(resamples=100), Targets(np.full((20, 1), target))
     outputs = Outputs((np.full((20, 1), 1.1, np.float32),), None, VALUES)
     assert task.doubt(task.score(outputs, same), None) is None
 

@@ -1,7 +1,7 @@
 """A paired bootstrap over the items, shared by tasks whose metric lacks its own test.
 
 Every run with the same number of items draws the same bootstrap samples (`statistics.resample`).
-The replicates of two runs are therefore paired, even if nothing else of the runs was kept.
+Two runs on the same items therefore have paired replicates, even if nothing else was kept of them.
 """
 
 from collections.abc import Callable
@@ -27,8 +27,8 @@ class Replicates(SampleValues):
     Attributes:
         values: a value of each item [n], such as its error; None if no item has its own value.
         class_counts: the number of items of each class [classes], if the metric is a mean over
-            classes. If only some items count, their number [1]. None if all items count, and for
-            older runs.
+            classes, or the number of the items that count [1]. With None, all items count in
+            `margin`.
     """
 
     replicates: Values
@@ -60,12 +60,12 @@ class Replicates(SampleValues):
         return statistics.bootstrap_interval(differences), statistics.bootstrap_p(differences)
 
     def margin(self, baseline: Self, metric: Metric, limit: float, items: int) -> Margin:
-        """Return the margin, from the spread and the skewness of the replicates.
+        """Return the margin, from the spread and the skewness of the loss on the bootstrap samples.
 
-        If all replicates are equal to those of the baseline, no item shows a change. For a bounded
-        metric, the margin is then that of `Margin.unchanged`. Its number of items is that of the
-        smallest class, which may have all of the loss, times the number of classes; at most
-        `items`.
+        If all replicates with a value equal those of the baseline, no item shows a change. For a
+        bounded metric, the margin is then that of `Margin.unchanged`. Its number of items is that
+        of the smallest class, which may have all of the loss, times the number of classes; at most
+        `items`. Classes without items are left out.
         """
         before = baseline.replicates
         losses = metric.cost(1.0) * (self.replicates - before)
@@ -122,7 +122,7 @@ class BootstrapScores(OutputScores):
         others: further metrics, by MLflow name.
         of_mean: `per_item` [n] of a network that always predicts the mean of the targets; None if
             the task does not use it.
-        items: the number of items; None if each sample is an item.
+        items: the number of items; None if each row of the outputs is an item.
     """
 
     statistic: Callable[[NDArray[np.int64]], float]

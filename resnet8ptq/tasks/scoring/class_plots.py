@@ -1,4 +1,4 @@
-"""Figures of a classification, by class."""
+"""Figures of predicted classes: the accuracy of each class, and the confusion matrix."""
 
 from collections.abc import Sequence
 
@@ -17,7 +17,10 @@ SHOWN = 20  # most classes in a figure
 
 
 def classes(model: Hits, baseline: Hits, class_names: Sequence[str], title: str) -> Figure:
-    """Draw the accuracy of each shown class in model and FP32, with 95% Wilson intervals."""
+    """Draw the accuracy of each shown class in model and FP32, with 95% Wilson intervals.
+
+    A class without samples has no bars.
+    """
     figure = Figure(figsize=(10, 4.6), layout="constrained")
     axes = figure.subplots()
     shown = _changed_most(model, baseline, len(class_names))
@@ -83,12 +86,16 @@ def confusion(model: Hits, baseline: Hits, class_names: Sequence[str], title: st
 
 
 def _changed_most(model: Hits, baseline: Hits, classes: int) -> NDArray[np.int64]:
-    """Return at most `SHOWN` classes, ascending: those with the most changed samples."""
+    """Return at most `SHOWN` classes, ascending: those with the most changed predictions.
+
+    At equal numbers, classes with samples come first.
+    """
     if classes <= SHOWN:
         return np.arange(classes)
     moved = model.predictions != baseline.predictions
     changed = np.bincount(model.labels[moved], minlength=classes)
-    return np.sort(np.argsort(-changed, kind="stable")[:SHOWN])
+    samples = np.bincount(model.labels, minlength=classes)
+    return np.sort(np.lexsort((samples == 0, -changed))[:SHOWN])
 
 
 def _title(title: str, shown: NDArray[np.int64], class_names: Sequence[str]) -> str:

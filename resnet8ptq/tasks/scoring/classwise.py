@@ -70,7 +70,10 @@ class ClasswiseScores(OutputScores):
 
 
 def mean_of(classes: Values) -> Values:
-    """Return the mean [times] over the classes of [times, classes] that are not NaN; else NaN."""
+    """Return the mean over classes [times] of values [times, classes], without those that are NaN.
+
+    The mean is NaN if all values are.
+    """
     defined = ~np.isnan(classes)
     total = np.where(defined, classes, 0).sum(axis=1)
     return np.divide(
@@ -79,7 +82,7 @@ def mean_of(classes: Values) -> Values:
 
 
 def draw_weights(pictures: int, times: int) -> NDArray[np.int32]:
-    """Return how often each bootstrap sample draws each picture or text [times, pictures]."""
+    """Return how often each bootstrap sample draws each picture or other item [times, pictures]."""
     weights = np.zeros((times, pictures), np.int32)
     for row, chosen in zip(weights, statistics.resample(pictures, times), strict=True):
         row += np.bincount(chosen, minlength=pictures).astype(np.int32)

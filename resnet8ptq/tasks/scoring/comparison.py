@@ -39,7 +39,7 @@ class Scores(ABC):
 
     @property
     def fair(self) -> float:
-        """The primary metric adjusted for ties, see `Metric.fair`."""
+        """The primary metric adjusted for ties, see `Metric.fair`; by default, not adjusted."""
         return self.value
 
     def fair_gain(self, baseline: Self) -> float:
@@ -53,7 +53,7 @@ class Scores(ABC):
 
 @dataclass(frozen=True)
 class OutputScores(Scores):
-    """Base of scores that keep the outputs of the model; by default, each sample is an item."""
+    """Base of scores that keep the outputs of the model; by default, an item is a row of these."""
 
     outputs: Outputs
 

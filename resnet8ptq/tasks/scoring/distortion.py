@@ -185,7 +185,7 @@ def noise_ratios(signal: Sequence[Array], values: Sequence[Array]) -> list[float
 
 
 def has_fractions(output: Array) -> bool:
-    """Return whether an output [n, ...] holds fractions.
+    """Return whether an output [n, ...] holds fractions; NaN counts as one.
 
     Classes, counts and masks are whole numbers, even as floats. Quantization changes them by whole
     steps or not at all, so an SQNR does not describe the change.
@@ -200,7 +200,7 @@ def has_fractions(output: Array) -> bool:
 
 
 def worst_output(signal: Sequence[Array], ratios: Sequence[float]) -> int:
-    """Return the index of the output with the highest noise ratio, to which limits apply.
+    """Return the index of the output with the highest noise ratio.
 
     An output of whole numbers is chosen only if no output has fractions. NaN counts as the highest
     ratio, because it belongs to values that are not finite or to a signal of zero.
@@ -229,8 +229,8 @@ def sqnr_db(signal: Sequence[Array], values: Sequence[Array]) -> float | None:
 def sqnr_or_infinity(signal: Sequence[Array], values: Sequence[Array]) -> float:
     """Return `sqnr_db` as a number that can be compared.
 
-    It is infinite where `sqnr_db` is None, and minus infinity if only the values have NaN or
-    infinity.
+    If `sqnr_db` is None, the result is infinite: minus infinity if the values are not finite but
+    the signal is, and otherwise plus infinity.
     """
     value = sqnr_db(signal, values)
     if value is not None:

@@ -85,7 +85,10 @@ class Hits(SampleValues):
         return p_values
 
     def found_by_class(self, baseline: Self, classes: int, level: float) -> list[float]:
-        """Return the loss on each class with samples that the test detects, see `least_found`."""
+        """Return, for each class with samples, the smallest loss that the test detects.
+
+        See `statistics.least_found`.
+        """
         flipped = self.right != baseline.right
         losses = []
         for label in range(classes):

@@ -30,7 +30,7 @@ class Metric:
         name: the name in MLflow; the baseline's metric is `baseline/{name}`.
         title: the name in tables and figures.
         maximize: whether higher values are better.
-        percent: whether values are fractions, shown in percent, and differences in points.
+        percent: whether values are fractions, which texts show in percent.
         bounded: whether a loss is the difference of two values. Otherwise, the loss is the
             difference divided by the baseline's absolute value, unless that is 0.
         geometric: whether the metric is a geometric mean, above 0.
@@ -117,13 +117,13 @@ class Metric:
         return f"loss of {self.title} against FP32{unit}"
 
     def show(self, value: float) -> str:
-        """Return a value as text for a table."""
+        """Return a value as text."""
         if self.percent:
             return f"{value:.2%}"
         return f"{value:{self._digits}}"
 
     def show_change(self, change: float) -> str:
-        """Return a difference of two values as text for a table; points for a percent metric."""
+        """Return a difference of two values as text without unit; points for a percent metric."""
         if self.percent:
             return f"{100 * change:+z.2f}"
         return f"{change:+z{self._digits}}"
@@ -133,7 +133,7 @@ class Metric:
         return ".4f" if self.bounded else ".4g"
 
     def say_change(self, change: float) -> str:
-        """Return a difference as text for a sentence."""
+        """Return a difference of two values as text, with `points` for a percent metric."""
         unit = " points" if self.percent else ""
         return f"{self.show_change(change)}{unit}"
 

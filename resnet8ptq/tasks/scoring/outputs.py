@@ -29,11 +29,10 @@ class Outputs:
         values: every output [n, ...] in the network's order, or the arrays that the task has made
             of them.
         logits: the input of the softmax for the first m samples [m, ...]; None if it is not known.
-        final: the kind of the network's outputs: `PROBABILITIES`, `LOGITS` or `VALUES`; also
-            `PROBABILITIES` once a task has made them from logits.
-        raw: with a reduction, the network's outputs for the first batches; with joined samples, the
-            outputs of the single samples. Otherwise, or if the shapes of the first batches differ,
-            it is empty.
+        final: the kind of the network's outputs: `PROBABILITIES`, `LOGITS` or `VALUES`.
+            `classification` sets `PROBABILITIES` if it has made them from logits.
+        raw: the network's outputs for the first batches, before a reduction, or for the single
+            samples, before joining; empty if they are not kept.
     """
 
     values: tuple[Array, ...]
@@ -43,7 +42,7 @@ class Outputs:
 
     @property
     def returned(self) -> tuple[Array, ...]:
-        """The network's outputs before a reduction or joining: `raw`, or `values` without `raw`."""
+        """The outputs closest to the network's: `raw` if it is kept, otherwise `values`."""
         return self.raw or self.values
 
     def __len__(self) -> int:
@@ -84,7 +83,7 @@ class Targets:
         groups: group numbers [n], equal for samples that belong together; None without groups.
         inputs: returns the network inputs of a slice of the samples.
         pictures: returns the stored pictures at given indices [k, ...], before the arithmetic of
-            the preprocessing; None if samples are not pictures.
+            the preprocessing; None without pictures, see `Split.has_pictures`.
         lengths: the length of each sample by the mask [n]; None without a mask.
         whole_length: the length of the longest network input; None without a mask.
     """
@@ -105,7 +104,7 @@ class TaskContext:
         data: the name of the data set in messages.
         labels: see `Split`; None without labels.
         class_names, named, class_ids: see `Dataset`.
-        input_shape: the shape of one network input; () for records of several inputs.
+        input_shape: the shape of one network input; () for records.
         outputs: the shape of each output by name, without the batch axis.
         final: see `Outputs`.
         grouped: whether the samples have group numbers.
@@ -125,7 +124,8 @@ class TaskContext:
     def classes(self) -> int | None:
         """The number of probabilities or logits in the network's only output, see `count_scores`.
 
-        The result is None for several outputs, or for values of another kind.
+        The result is None for several outputs, for values of another kind, and if `count_scores`
+        returns None.
         """
         if len(self.outputs) != 1 or self.final == VALUES:
             return None

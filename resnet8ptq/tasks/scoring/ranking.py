@@ -103,7 +103,7 @@ class Ranking(SampleValues):
         return replace(self, scores=self.scores[rows], labels=self.labels[rows], hits=None)
 
     def by_class(self, baseline: Self, classes: int) -> list[float]:
-        """Return McNemar's p-value for the hits of each class; empty without a threshold."""
+        """Return McNemar's p-value for the hits of each class; empty without `hits`."""
         if self.hits is None or baseline.hits is None:
             return []
         return self.hits.by_class(baseline.hits, classes)
