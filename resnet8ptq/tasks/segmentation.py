@@ -81,7 +81,7 @@ class MaskDecoder:
             if len(scores) == 1:
                 picture[:] = scores[0] > self.threshold
             else:
-                picture[:] = scores.argmax(axis=0)
+                picture[:] = scores.argmax(axis=0).clip(0, 255)
         return (classes,)
 
 
@@ -125,7 +125,7 @@ class SegmentationScores(ClasswiseScores):
         for row, mask, predicted in zip(counts, masks, self.outputs.values[0], strict=True):
             scored = ~np.isin(mask, self.ignored) & (mask < size)
             true = mask[scored].astype(np.int64)
-            said = np.minimum(predicted[scored], size)
+            said = np.minimum(predicted[scored].astype(np.int64), size)
             # Count pixels by true and predicted class; one more column for other classes
             pairs = np.bincount(true * (size + 1) + said, minlength=size * (size + 1))
             matrix = pairs.reshape(size, size + 1)

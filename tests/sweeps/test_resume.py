@@ -246,6 +246,15 @@ def test_a_finished_run_of_another_sweep_counts_as_the_jobs_own(own, store, tmp_
     assert [r.run_id for r in history.load_children(store, own.parent_id)] == [run_id]
 
 
+def test_a_finished_run_of_another_sweep_counts_in_place_of_a_failed_one(own, store, tmp_path):
+    run_id = run_job(own, 0, "finished elsewhere")
+    wider = start_sweep(store, tmp_path / "wider", "a fourth key")
+    run_job(wider, 1, "finished elsewhere", ValueError("broken"))
+    finished = resume.find_finished(wider, 1, "finished elsewhere")
+    assert finished is not None
+    assert [r.run_id for r in history.load_children(store, wider.parent_id)] == [run_id]
+
+
 def test_the_result_of_another_machine_is_not_taken_over(own, store, tmp_path):
     run_id = run_job(own, 0, "carried")
     upload.log_batch(store, run_id, tags={journal.CARRIED_TAG: "ARM"})

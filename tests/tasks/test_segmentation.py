@@ -61,6 +61,21 @@ def test_a_single_value_is_above_the_threshold_and_integers_are_classes():
     assert nearest.tolist() == [[[3, 3, 1, 1]] * 2]
 
 
+def test_the_label_255_is_scored_if_it_is_a_class():
+    masks = np.array([[[0, 255]]] * 4, np.uint8)
+    task = segmentation.build(tuple(map(str, range(256))), ignored=(), resamples=100)
+    scores = task.score(Outputs((np.array([[[0, 255]], [[0, 0]]] * 2, np.uint8),)), Targets(masks))
+    assert scores.of_class[[0, 255]].tolist() == [4 / 6, 0.5]
+
+
+def test_a_class_beyond_255_is_not_taken_for_another():
+    scores = np.zeros((1, 300, 1, 2), np.float32)
+    scores[0, 256, 0, 0] = 1
+    scores[0, 3, 0, 1] = 1
+    [classes] = MaskDecoder(0, 0, 300, (1, 2), 0.5)([scores])
+    assert classes.tolist() == [[[255, 3]]]
+
+
 @pytest.mark.parametrize("kind", ["palette", "grey"])
 def test_masks_beside_pictures(tmp_path, kind):
     folder = segmenters.write_pictures(tmp_path / "scenes", count=8, kind=kind)
