@@ -1,4 +1,4 @@
-"""The figure of `task=segmentation`: the pictures whose classes changed most."""
+"""A figure of `task=segmentation`: the pictures whose predicted classes changed most."""
 
 from collections.abc import Sequence
 
@@ -15,7 +15,7 @@ NAMED = 20  # classes with different colours
 
 
 def draw(comparison: Comparison, class_names: Sequence[str], title: str) -> Figure:
-    """Draw the pictures that changed most, their masks, and the classes of FP32 and the model."""
+    """Draw the pictures whose predicted classes changed most, with their masks and predictions."""
     model = comparison.model
     baseline = comparison.baseline
     scored = ~np.isin(model.masks, model.ignored)

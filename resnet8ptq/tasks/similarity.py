@@ -78,7 +78,7 @@ def _score(
 def pair_up(numbers: NDArray[np.int64] | None) -> NDArray[np.int64]:
     """Return the samples of each pair [pairs, 2]; samples without their partner are left out.
 
-    A partner may be missing, because selection samples leave out copies of other samples.
+    A partner may be missing, because held-out samples leave out copies of test samples.
 
     >>> pair_up(np.array([4, 7, 4, 9, 7])).tolist()
     [[0, 2], [1, 4]]

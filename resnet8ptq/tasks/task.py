@@ -1,4 +1,4 @@
-"""A task: a metric, a score, a paired test, and additions to the files and params of a run.
+"""A task: a metric, a score, a paired test, and additions to the record and files of a run.
 
     outputs, targets --score--> Scores;  Scores of model and baseline --compare--> Comparison
 
@@ -60,13 +60,13 @@ def _no_doubt(baseline: Scores, expected: float | None) -> None:
 
 @dataclass(frozen=True)
 class Scope:
-    """The part of the outputs and of the samples that a task scores.
+    """The part of the outputs that a task scores, and the treatment of groups.
 
     Attributes:
         output: the index of the scored array in `Outputs.values`; None if all are scored.
         reduction: reduces the outputs of a batch to the needed part; None keeps all.
         params: further MLflow params of a run, such as the head of a detector.
-        joins_groups: whether samples of a group are scored as one.
+        joins_groups: whether the samples of a group are scored as one item.
     """
 
     output: int | None = None
@@ -77,8 +77,8 @@ class Scope:
     def find_silent(self, names: Sequence[str], outputs: Outputs, baseline: Outputs) -> str:
         """Return a sentence on the first silent part of a scored output; empty if none is silent.
 
-        `distortion.find_units` cuts an output into parts. A silent part is the same for every
-        sample, although FP32's is not (`distortion.is_silent`).
+        `distortion.find_units` cuts an output into parts, and `distortion.is_silent` decides which
+        of them are silent.
 
         Args:
             names: the names of the network's outputs.
@@ -128,15 +128,16 @@ class Reference:
 
 @dataclass(frozen=True)
 class TaskFiles:
-    """The content of the files that a task writes into the folder of a run.
+    """The content of a task's files in the folder of a run.
 
     Attributes:
-        arrays: the content of `predictions.npz`, with the arrays of the paired test.
+        arrays: arrays of `predictions.npz` and `choice.npz`, including those of the paired test.
         tables: CSV files by name.
         documents: other texts by file name.
         figures: figures by file name.
         captions: the caption of each figure by its file name.
-        answers: the predicted classes of model and baseline; None if the task has none.
+        answers: the predicted classes of model and baseline for `wrong_examples.json`; None if the
+            task does not write this file.
     """
 
     arrays: Callable[[Comparison], dict[str, Array]] = _keep_paired
@@ -162,14 +163,12 @@ class TaskFiles:
 class Task:
     """Scores the outputs of a model, and compares it with FP32.
 
-    The functions are module-level functions or `partial`s of them, because a task is pickled.
-
     Attributes:
         criterion: a metric of `pair_metrics` with less variance over samples than the primary
             metric. A sweep chooses by it among the models near the best on the selection samples.
             None if only the primary metric chooses.
         beside: further metrics that tables show beside the primary metric.
-        class_names: the names of the scored classes; empty without classes, or if not known.
+        class_names: the names of the classes; empty without classes, or if they are not known.
         pair_metrics: metrics of a comparison by MLflow name.
         reference: FP32 as the reference; None if labels are the reference.
         doubt: returns the reason why no verdict is valid for a baseline with these scores, or None.
@@ -252,7 +251,7 @@ class TaskType:
     Attributes:
         make: makes the task for a network and data. Raises ConfigError if the data or settings do
             not fit, ModelError if the outputs do not fit.
-        recall: makes the task from the settings and class names of a finished run, for reports.
+        recall: makes the task from the recorded settings and class names of a run.
         schema: the type of the task's settings.
         fingerprint: returns a hash of the user's code or file that scoring uses; empty if there is
             none.

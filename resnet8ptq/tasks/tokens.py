@@ -1,8 +1,8 @@
 """`task=tokens`: the tag of each word, scored by the F1 of entities, or by accuracy.
 
 The rules for entities are those of seqeval 1.2.2: of its default mode, which follows conlleval of
-the CoNLL shared tasks, or of its strict mode. The package seqeval, last released in 2020, is not
-needed.
+the CoNLL shared tasks, or of its strict mode for IOB2, IOBES and BILOU. The package seqeval, last
+released in 2020, is not needed.
 """
 
 import json
@@ -240,8 +240,8 @@ class TokenScores(ClasswiseScores):
     def per_sample(self) -> Replicates:
         """The metric on each bootstrap sample.
 
-        Sentences with neither true nor predicted spans are no items, because they do not change the
-        F1.
+        Sentences with neither true nor predicted spans do not count as items, because they do not
+        change the F1.
         """
         of_sentence = self.counts.sum(axis=2)
         replicates = _f1((self._weights @ of_sentence).T[np.newaxis])[0]
@@ -277,7 +277,7 @@ class TokenScores(ClasswiseScores):
 
 
 def _f1(counts: Array) -> Values:
-    """Return F1 [..., kinds] of counts [..., 3, kinds], or of [3]; NaN without any span."""
+    """Return the F1 [..., kinds] of counts [..., 3, kinds] or [3]; NaN without any span."""
     if counts.ndim > 1:
         counts = np.moveaxis(counts, -2, 0)
     right, true, said = counts
@@ -349,7 +349,7 @@ def _score(
 
 
 def _doubt(metric: Metric, baseline: TokenScores, expected: float | None) -> str | None:
-    """Return a doubt if the tags fit other sentences as well, or are proven below `expected`."""
+    """Return a doubt if the metric's interval reaches chance, or lies below `expected`."""
     interval = baseline.per_sample.interval
     shown = metric.show(baseline.value)
     chance = baseline.of_others

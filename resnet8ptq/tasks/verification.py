@@ -75,7 +75,8 @@ class Pairs:
     def rates(self, weights: Indices) -> tuple[Values, Values]:
         """Return false and true acceptance rates at each threshold, starting with 0.
 
-        The rates are NaN if no pair of their kind is drawn.
+        The false acceptance rates are NaN if no pair of two identities is drawn, the true ones if
+        no pair of one identity is drawn.
 
         Args:
             weights: how often each item was drawn [items]. A pair of two items counts as the
@@ -258,7 +259,7 @@ def _find_recall(values: Values, identities: Indices, k: int) -> tuple[Chosen, f
 
 
 def _doubt(metric: Metric, baseline: VerificationScores, expected: float | None) -> str | None:
-    """Return a doubt if the value is not proven better than chance, or is proven below `expected`.
+    """Return a doubt if the metric's interval reaches chance, or lies below `expected`.
 
     An error rate is not compared with `expected`.
     """

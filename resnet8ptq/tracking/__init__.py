@@ -1,1 +1,1 @@
-"""The record of a run, and its journal in its folder; `mlflow_store` keeps the run in MLflow."""
+"""Writes and reads runs: in their folders (`journal`) and in MLflow (`mlflow_store`)."""

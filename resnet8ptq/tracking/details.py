@@ -1,6 +1,6 @@
 """`result.json`: all settings and metrics of a run that ended as `ok`, in its folder and MLflow.
 
-MLflow shows only a few values, rounded, in the units of a table; see `params` and `metrics`.
+MLflow shows only some of them, see `params.select` and `metrics.select`.
 """
 
 import json
@@ -59,11 +59,11 @@ def _is_filed(key: str) -> bool:
 def add_result(record: RunRecord, path: Path) -> RunRecord:
     """Return the record of a run in MLflow with the content of its file.
 
-    Latencies that MLflow shows replace those of the file, because a sweep times its best models
-    again.
+    The latencies of `metrics.read_latencies` replace those of the file, because a sweep times its
+    best models again.
 
     Raises:
-        TrackingError: the file is missing or damaged.
+        TrackingError: the file is missing, unreadable or damaged.
     """
     try:
         kept = _Content.model_validate_json(files.read_bytes(path, MAX_BYTES))

@@ -39,7 +39,7 @@ def complete(store: Store, record: RunRecord) -> RunRecord:
     """Return a run with all its settings and metrics, which `result.json` has.
 
     A sweep, a run that did not end as `ok`, and a record from a run's folder stay unchanged. If
-    the file is missing or damaged, the reason is in `RunRecord.unread`.
+    the file cannot be read, the reason is in `RunRecord.unread`.
     """
     if record.in_folder or record.kind == SWEEP or record.status != "ok":
         return record
@@ -97,7 +97,9 @@ def find_runs(
     most: int | None = None,
     deleted: bool = False,
 ) -> list[RunRecord]:
-    """Return the experiment's runs that match a filter, without the values only in `result.json`.
+    """Return the experiment's runs that match a filter, sorted by their start.
+
+    The records lack the values that only `result.json` has.
 
     Args:
         filters: in MLflow's syntax; empty for all runs.
@@ -145,11 +147,12 @@ def load_children(store: Store, parent_id: str) -> list[RunRecord]:
     """Return the runs of a sweep, in the order of its jobs.
 
     For a repeated job, its newest finished run counts, or else its newest run. Start times alone
-    do not decide, because a clock may have been set back. A job without a run in this sweep may
-    have a finished run from outside, see `adopt`. No run is returned twice.
+    do not decide, because a clock may have been set back. A job without a finished run in this
+    sweep may have one from outside, see `adopt`. No run is returned twice.
 
     Raises:
-        TrackingError: such a run from outside is no longer in the store.
+        TrackingError: such a run from outside is not in the experiment, or the store cannot be
+            read.
     """
     records = find_runs(store, under(parent_id), newest_first=False)
     records.sort(key=lambda record: record.finished)  # finished runs last: the last one counts
@@ -159,7 +162,8 @@ def load_children(store: Store, parent_id: str) -> list[RunRecord]:
     adopted = {}
     for key, run_id in load_run(store, parent_id).tags.items():
         job = key.removeprefix(_ADOPTED)
-        if key.startswith(_ADOPTED) and job not in jobs:
+        is_finished = job in jobs and jobs[job].finished
+        if key.startswith(_ADOPTED) and not is_finished:
             adopted[job] = run_id
     elsewhere = load_runs(store, list(adopted.values()))
     missing = sorted(set(adopted.values()) - elsewhere.keys())
@@ -199,7 +203,7 @@ def load_compared(store: Store, parent_id: str) -> list[RunRecord]:
 
 
 def find_parent(store: Store, filters: str = "tags.kind = 'sweep'") -> RunRecord | None:
-    """Return the experiment's newest run that matches the filter, by default a sweep; else None."""
+    """Return the experiment's newest run that matches the filter; None without one."""
     newest = find_runs(store, filters, most=1)
     if not newest:
         return None
@@ -226,7 +230,7 @@ def require_newest(store: Store) -> RunRecord:
     """Return the newest sweep or single run.
 
     Raises:
-        ConfigError: the experiment has no run; the message names the command that makes one.
+        ConfigError: there is none, see `find_newest`; the message names the command that makes one.
     """
     newest = find_newest(store)
     if newest is None:
@@ -245,7 +249,7 @@ def say_newest(newest: RunRecord) -> None:
 
 
 def locate(store: Store, record: RunRecord, name: str = "") -> Path | None:
-    """Return the path of a run's folder, or of its file `name`; None if a server holds the files.
+    """Return the folder of a run's files, or the path of its file `name`; None on a server.
 
     Raises:
         TrackingError: the address of the files is outside the store, whose records are untrusted.
@@ -313,7 +317,7 @@ def read_artifact(store: Store, record: RunRecord, name: str, reader: Callable[[
     Anyone with write access to the store may have replaced the file.
 
     Raises:
-        TrackingError: the file is missing, or damaged so that `reader` has raised an error.
+        TrackingError: see `artifact`; or the file is damaged, so that `reader` has raised an error.
     """
     damaged = errors_as(TrackingError, f"run {record.run_id}: {name} is damaged")
     with artifact(store, record, name) as path, damaged:

@@ -64,8 +64,9 @@ class DataSet:
 
     Attributes:
         context: `calibration` or `test`, as MLflow shows it.
-        samples: the kind of the network's only input, or of each input by name.
-        targets: the kind of the labels; None without numeric labels.
+        samples: dtype and shape of the stored samples; for structured samples, those of each input
+            by name.
+        targets: dtype and shape of the labels; None without numeric labels.
     """
 
     __pydantic_config__ = _STRICT
@@ -136,7 +137,7 @@ class Journal:
         self.tags |= tags or {}
 
     def save(self, folder: Path) -> None:
-        """Write the journal, and wait until it is on disk."""
+        """Write the journal; its content is on disk before it replaces the earlier file."""
         with files.atomic(folder / FILE) as temporary:
             temporary.write_text(json.dumps(asdict(self), indent=2), encoding="utf-8")
             with temporary.open("rb") as file:
@@ -174,7 +175,10 @@ def lock(folder: Path) -> FileLock:
 
 
 def is_alive(folder: Path, wait_s: float = 0) -> bool:
-    """Return whether a process still holds the lock of a run's folder after `wait_s` seconds."""
+    """Return whether a process still holds the lock of a run's folder after `wait_s` seconds.
+
+    The result is also False if this process may not open the lock.
+    """
     try:
         if (folder / LOCK).exists():
             FileLock(folder / LOCK).acquire(timeout=wait_s).lock.release()

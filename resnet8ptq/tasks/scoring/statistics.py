@@ -87,8 +87,8 @@ def mcnemar(ours: int, theirs: int) -> float:
 def least_found(flips: int, total: int, level: float) -> float:
     """Return the smallest loss, a fraction, that McNemar's test detects with `POWER`.
 
-    The estimate uses the normal distribution. It is at most 1, and at least the fewest lost items
-    that are significant without a won item, divided by `total`.
+    The estimate uses the normal distribution. It is at least the fewest lost items that are
+    significant without a won item, divided by `total`, but at most 1.
 
     Args:
         flips: number of items, out of `total`, that only one of two models gets right.
@@ -113,8 +113,8 @@ class Margin:
     """The distance of a paired loss from a limit, as the statistic of a test.
 
     Attributes:
-        z: the test statistic, standard normal if the true loss is at the limit; the smaller the
-            loss, the smaller z.
+        z: the test statistic, about standard normal if the true loss is at the limit; the smaller
+            the loss, the smaller z.
         correction: an amount in units of z that raises both p-values. It allows for continuity
             (half a step of a counted loss) or for the uncertain skewness, and is infinite if the
             items decide nothing.
@@ -280,9 +280,9 @@ def correct_skewness(t: float, skewness: float) -> float:
     many such samples would pass. Hall's monotone transformation removes the first-order effect ("On
     the Removal of Skewness by Transformation", Journal of the Royal Statistical Society B 54,
     1992): t + skewness * (t^2 / 3 + 1 / 6) + skewness^2 * t^3 / 27. The last term makes the result
-    increase with t, but outweighs the correction if a large skewness has the opposite sign of t.
-    Such a skewness is therefore limited to the value with the largest correction, which leaves a
-    quarter of a large t, and 0.16 of t = 3.
+    increase with t, but undoes the correction if a large skewness has the opposite sign of t. Such
+    a skewness is therefore limited to the value with the largest correction. The result is then a
+    quarter of a large t, and 0.16 t at t = 3.
     """
     first = t**2 / 3 + 1 / 6
     cube = abs(t) ** 3
@@ -496,7 +496,7 @@ def _variance(components: Values) -> float:
 
 
 def delong(ours: Auc, theirs: Auc) -> tuple[Interval, float]:
-    """Return interval (95%) and p-value of the difference of two AUCs, the first minus the second.
+    """Return the 95% interval and the p-value of the difference of two AUCs, ours minus theirs.
 
     Both AUCs are of the same samples.
 
@@ -522,7 +522,8 @@ def delong_error(ours: Auc, theirs: Auc) -> float:
 def delong_skewness(ours: Auc, theirs: Auc) -> float:
     """Return the skewness of the difference of two AUCs, ours minus theirs; 0 without spread.
 
-    The difference is the sum of two independent means, whose third cumulants add up.
+    The error of the difference is about the sum of two independent means, one over the positives
+    and one over the negatives. Their third cumulants add up.
     """
     error = delong_error(ours, theirs)
     if error == 0:
@@ -607,8 +608,8 @@ def bootstrap_margin(excess: Values, items: int, class_counts: Counts | None = N
     each class, the margin is unknown.
 
     Args:
-        excess: the loss minus the limit on every bootstrap sample [times] of `items`; NaN for
-            samples without a value, see `drop_undefined`.
+        excess: the excess of the loss over the limit on every bootstrap sample [times] of `items`;
+            not finite for samples without a value, see `drop_undefined`.
         class_counts: the number of items of each class that has items, if the metric is a mean over
             classes; the number of items that count, if only some do; None if all `items` count.
     """
@@ -637,7 +638,7 @@ def bootstrap_margin(excess: Values, items: int, class_counts: Counts | None = N
 def count_effective(items: int, class_counts: Counts) -> float:
     """Return the effective number of items of a mean over classes (Kish, Survey Sampling, 1965).
 
-    This is the number of classes times the harmonic mean of their items, but at most `items`.
+    This is the number of classes times the harmonic mean of `class_counts`, but at most `items`.
     """
     classes = len(class_counts)
     harmonic_mean = classes / float((1 / class_counts).sum())
@@ -648,8 +649,8 @@ def bootstrap_p(differences: Values) -> float:
     """Return the two-sided p-value of a difference from its replicates [times].
 
     By count, the p-value is twice the smaller share of replicates on one side of 0, at most 1.
-    Counts and their total are raised by one, so that no p-value is 0 (Davison and Hinkley,
-    Bootstrap Methods and their Application, 1997, 4.11). Without usable replicates, see
+    Counts and their total are raised by one, so that a counted p-value is not 0 (Davison and
+    Hinkley, Bootstrap Methods and their Application, 1997, 4.11). Without usable replicates, see
     `drop_undefined`, the p-value is 1.
 
     A count below `COUNTABLE` is imprecise, and its p-value is at least 2 / (replicates + 1), which
@@ -698,11 +699,11 @@ def holm(p_values: Sequence[float], planned: int = 0) -> list[float]:
 def above_chance(labels: NDArray[np.int64], predictions: NDArray[np.int64], classes: int) -> float:
     """Return the one-sided p-value of "the predictions are independent of the labels".
 
-    Chance is the number of hits of the same predictions in random order, as in Cohen's kappa ("A
-    coefficient of agreement for nominal scales", 1960). For a network that predicts all classes
-    equally often, chance is a share of 1 / classes. The test uses the normal distribution with the
-    mean and variance over all orders, corrected for continuity. If all predictions are equal, but
-    not all labels, the p-value is 1.
+    Chance is the mean share of hits of the same predictions over all orders, as in Cohen's kappa
+    ("A coefficient of agreement for nominal scales", 1960). It is 1 / classes for a network that
+    predicts all classes equally often. The test uses the normal distribution with the mean and
+    variance of the hits over all orders, corrected for continuity. If all predictions are equal,
+    but not all labels, the p-value is 1.
 
     If all labels are equal, the order has no effect. Chance is then guessing among equally likely
     classes, and the test is binomial.
@@ -758,7 +759,7 @@ def binomial_tail(hits: int, total: int, chance: float) -> float:
 def round_size(count: float) -> int:
     """Round a sample size to two leading digits, the precision of the estimate.
 
-    >>> round_size(12_345)
-    12000
+    >>> round_size(12_345), round_size(5.9)
+    (12000, 6)
     """
-    return int(round(count, 2 - len(str(int(count)))))
+    return int(round(count, min(0, 2 - len(str(int(count))))))

@@ -51,7 +51,7 @@ class SampleValues(ABC):
         """Return the arrays to keep, by name."""
 
     def losses(self, baseline: Self) -> Values | None:
-        """Return the loss of each sample against the baseline [n]; None if samples have none."""
+        """Return the loss of each sample against the baseline [n]; None by default."""
         return None
 
     def metrics(self, baseline: Self) -> Metrics:
@@ -59,13 +59,13 @@ class SampleValues(ABC):
         return {}
 
     def by_class(self, baseline: Self, classes: int) -> list[float]:
-        """Return a p-value against the baseline for each class; empty without such a test."""
+        """Return a p-value against the baseline for each class; empty by default."""
         return []
 
     def found_by_class(self, baseline: Self, classes: int, level: float) -> list[float]:
-        """Return the loss on each class with samples that a test detects with 80% power.
+        """Return, for each class with samples, the loss that a test detects with 80% power.
 
-        The list is empty without a test of classes.
+        The list is empty by default.
 
         Args:
             level: the level of the test.
@@ -78,8 +78,8 @@ class Paired:
     """The values of a model and of its FP32 baseline on the same samples.
 
     Attributes:
-        samples: the id of each sample, see `Split.sample_ids`; None for an old run, and unless
-            `evaluation.stopped_hits.read_pair` has read the pair from a file.
+        samples: the id of each sample in `predictions.npz`, see `Split.sample_ids`; None for older
+            files, and for pairs that were not read from this file.
     """
 
     model: SampleValues
@@ -139,11 +139,11 @@ class Paired:
         return self.model.metrics(self.baseline)
 
     def by_class(self, classes: int) -> list[float]:
-        """Return a p-value against the baseline for each class; empty without such a test."""
+        """Return a p-value for each class, see `SampleValues.by_class`."""
         return self.model.by_class(self.baseline, classes)
 
     def found_by_class(self, classes: int, level: float) -> list[float]:
-        """Return the loss on each class that a test detects, see `SampleValues.found_by_class`."""
+        """Return the detectable loss on each class, see `SampleValues.found_by_class`."""
         return self.model.found_by_class(self.baseline, classes, level)
 
 
