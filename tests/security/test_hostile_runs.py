@@ -4,6 +4,7 @@ import json
 from dataclasses import asdict, fields
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -88,6 +89,16 @@ def test_a_link_in_place_of_the_model_is_refused(tmp_path, monkeypatch, own_stor
     (tmp_path / name).unlink()
     (tmp_path / name).symlink_to("/etc/passwd")
     with pytest.raises(TrackingError, match=f"{name}: is missing or a link"):
+        mlflow_model.log_model(own_store, "1", save(tmp_path), tmp_path)
+
+
+@pytest.mark.parametrize("name", ["model.onnx", mlflow_model.EXAMPLE])
+def test_a_damaged_file_of_the_model_is_named(tmp_path, monkeypatch, own_store, name):
+    monkeypatch.setattr(mlflow_model, "find_model", lambda *_: None)
+    np.savez(tmp_path / mlflow_model.EXAMPLE, inputs=np.zeros((1, 4), np.float32))
+    (tmp_path / "model.onnx").touch()
+    (tmp_path / name).write_bytes(b"damaged")
+    with pytest.raises(TrackingError, match=f"{name}: is damaged"):
         mlflow_model.log_model(own_store, "1", save(tmp_path), tmp_path)
 
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from resnet8ptq.core import interrupts, machine
 from resnet8ptq.core.descriptor import Backend, find_backends
-from resnet8ptq.core.errors import TrackingError
+from resnet8ptq.core.errors import TrackingError, errors_as
 from resnet8ptq.core.records import feed, names_of
 from resnet8ptq.data.fields import find_masked
 from resnet8ptq.target.measure import CPU
@@ -43,9 +43,9 @@ class _Unchecked:
     """A flavor of MLflow without the checks of the example and of the pinned versions.
 
     The first check loads the file, which the run has already measured. This takes 5% of a short
-    run, and two seconds more if the file needs torch. The second check lists the files of every
-    installed package, which takes 0.6 seconds. This check would never warn, because a run pins the
-    versions that are installed.
+    run, and two seconds more if the file needs torch. The second check lists the modules of every
+    installed package, which takes 0.6 seconds. It would never warn, because the pinned versions are
+    the installed ones.
     """
 
     flavor: Any
@@ -111,9 +111,10 @@ def log_model(store: Store, run_id: str, journal: Journal, folder: Path) -> None
     A run without `Journal.model` logs none. The folder must hold the artifact and `EXAMPLE`.
 
     Raises:
-        TrackingError: the artifact or the example is not a regular file, no backend writes such
-            an artifact, the store's folder for models does not belong to it, or MLflow has refused
-            the model.
+        TrackingError: the artifact or the example is missing, a link or damaged, no backend writes
+            such an artifact, the store's folder for models does not belong to it, or MLflow has
+            refused the model.
+        PackageNotFoundError: a package that a server needs is not installed here.
     """
     described = journal.model
     if described is None or find_model(store, run_id) is not None:
@@ -126,7 +127,8 @@ def log_model(store: Store, run_id: str, journal: Journal, folder: Path) -> None
         if file.is_symlink() or not file.is_file():  # other people's links may name any file
             raise TrackingError(f"{file}: is missing or a link, expected the run's own file")
     backend = _find_backend(journal, path)
-    with np.load(folder / EXAMPLE, allow_pickle=False) as arrays:
+    damaged = errors_as(TrackingError, f"{folder / EXAMPLE}: is damaged")
+    with damaged, np.load(folder / EXAMPLE, allow_pickle=False) as arrays:
         example = arrays["inputs"]
 
     # Describe inputs and outputs of the file, and choose the flavor
@@ -191,7 +193,11 @@ def _sign(
 
 
 def _pin(backend: Backend) -> list[str]:
-    """Return the packages that a server needs, pinned to the installed versions."""
+    """Return the packages that a server needs, pinned to the installed versions.
+
+    Raises:
+        PackageNotFoundError: see `machine.pin`.
+    """
     needed = [backend.runtime, "numpy"]
     if backend.serving == _ONNX:
         needed.insert(0, "onnx")
@@ -255,7 +261,8 @@ def _onnx(
     import mlflow.onnx
     import onnx
 
-    proto = onnx.load(path)
+    with errors_as(TrackingError, f"{path}: is damaged"):
+        proto = onnx.load(path)
 
     def sizes(value: onnx.ValueInfoProto) -> list[int]:
         return [dim.dim_value or -1 for dim in value.type.tensor_type.shape.dim[1:]]
