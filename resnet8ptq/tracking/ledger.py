@@ -34,7 +34,7 @@ class EarlierRuns:
 
     Attributes:
         count: the number of these runs.
-        more: whether there may be further ones.
+        more: whether there may be further ones; False if none was counted.
         others: those of the counted runs whose test samples are not exactly the same.
     """
 
@@ -107,7 +107,7 @@ def count_earlier(
 
 
 def _find_scored(records: Sequence[RunRecord]) -> RunRecord | None:
-    """Return the first run with scored samples; None without one."""
+    """Return the first run that logged a digest of its test samples; None without one."""
     for record in records:
         if record.samples_digest:
             return record

@@ -1,4 +1,4 @@
-"""The metrics of a run in MLflow: at most 30, mostly rounded, in the units of a table.
+"""The metrics of a run in MLflow: a selection, mostly rounded, in the units of a table.
 
 Accuracy is in percent, its loss in points, a file in kB, a latency in ms. For programs that read
 MLflow, the fraction and the bytes are logged too, by their names in the record. MLflow sorts
@@ -136,7 +136,7 @@ def _further(
 def select(journal: Journal) -> list[Point]:
     """Return the metrics that MLflow shows of a run, besides its curves.
 
-    A job of a sweep has no latency here, because the end of the sweep logs its latency.
+    A job of a sweep has no latency here, because the end of the sweep decides which to log.
     """
     curves = _curve_keys(journal)
     values = {key: number for key, number in journal.metrics.items() if key not in curves}

@@ -178,7 +178,10 @@ def complete(params: Mapping[str, str]) -> dict[str, str]:
 
 
 def _implied(params: Mapping[str, str]) -> dict[str, str]:
-    """Return the defaults of all settings, for the options that a run chose from the groups."""
+    """Return the defaults of all settings, with those of a run's backend, data and task.
+
+    The names of the options that the run chose from the groups are added.
+    """
     implied = _defaults(
         backend=params.get("backend"), data=params.get("data"), task=params.get("task.name")
     )
@@ -188,7 +191,7 @@ def _implied(params: Mapping[str, str]) -> dict[str, str]:
 
 @cache
 def _defaults(**names: str | None) -> dict[str, str]:
-    """Return the defaults for these options; empty if an option is unknown."""
+    """Return the defaults of all settings; an unknown option adds none."""
     try:
         typed = type_config(names)
         typed.calib = CalibConfig

@@ -1,4 +1,4 @@
-"""The record of a run, from which tables, pages, commands and programs read.
+"""The record of a run, which tables, pages, commands and programs read.
 
 `RunRecord` gives names and types to the params, metrics and tags of a run in MLflow (`of_mlflow`)
 or in the run's folder (`of_journal`). `report.verdicts` and `results` assess a run among those of
@@ -353,7 +353,7 @@ class RunRecord(BaseModel):
 
     @property
     def cpu(self) -> str:
-        """The CPU that ran the file: that of the target machine, or else of the run's machine."""
+        """The CPU that ran the file; on a target machine, with machine type and runtime."""
         return self.measured_on or self.host_cpu
 
     @property
@@ -394,7 +394,7 @@ class RunRecord(BaseModel):
 
     @property
     def held_out(self) -> bool:
-        """Whether the run scored held-out or selection samples instead of the test samples.
+        """Whether the run scored held-out or selection samples, see `evaluate.split`.
 
         Selection samples may be the test samples, see `same_samples`.
         """
@@ -450,7 +450,7 @@ class RunRecord(BaseModel):
 
     @property
     def class_names(self) -> tuple[str, ...]:
-        """The class names; empty for a task without classes, or with many (see `Task.few_names`).
+        """The class names; empty if none are logged, as for many classes (see `Task.few_names`).
 
         Raises:
             TrackingError: the tag is not a list of names.
@@ -510,7 +510,7 @@ class RunRecord(BaseModel):
 
     @property
     def path(self) -> Path | None:
-        """The quantized file; None if this machine has no such file."""
+        """The path of the file `artifact`; None if this machine has no such file."""
         if self.artifact is None:
             return None
         path = Path(self.artifact)

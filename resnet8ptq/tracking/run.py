@@ -88,7 +88,7 @@ class Run:
     def log_datasets(
         self, data: Dataset, calibration: CalibrationSet, class_names: Sequence[str] = ()
     ) -> None:
-        """Log the calibration samples, the scored samples, their digests, and the class names."""
+        """Log a description of the calibration and the scored samples, and the class names."""
         drawn = calibration.split
         test = data.test
         self.journal.datasets = [
@@ -286,7 +286,7 @@ def restart_parent(store: Store, earlier: RunRecord, folder: Path) -> str:
 
 
 def _load_parent(store: Store, earlier: RunRecord, folder: Path) -> Journal:
-    """Read a sweep's journal; if the folder has none or another's, restore it from the store."""
+    """Read a sweep's journal; if it is missing, damaged or another's, restore it from the store."""
     key = earlier.key
     try:
         kept = Journal.load(folder)
@@ -334,7 +334,7 @@ def end_parent(store: Store, parent_id: str, status: str, folder: Path) -> None:
     """Close a sweep's run as `ok`, `failed` or `killed`, in its folder and in the store.
 
     Raises:
-        TrackingError: the folder has no journal, or the store is unavailable.
+        TrackingError: the folder's journal is missing or damaged, or the store cannot be used.
     """
     kept = Journal.load(folder)
     kept.end(_CLOSED_AS[status], {"status": status})

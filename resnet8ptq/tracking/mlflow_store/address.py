@@ -1,8 +1,8 @@
 """Checks the address of an MLflow store, so that settings and messages hold no password.
 
 Hydra writes settings to `.hydra/`, MLflow logs them, and errors quote them. `core.text.redact`
-hides user names and passwords in printed text. This module refuses addresses that `redact` could
-fail to hide.
+hides user names and passwords in printed text. This module refuses addresses whose secrets `redact`
+could fail to hide.
 """
 
 import re
@@ -70,8 +70,8 @@ def check_words(words: Iterable[str]) -> None:
     """Refuse secrets in `tracking.uri` on the command line, before Hydra writes them to a file.
 
     Raises:
-        ConfigError: a word sets an address with a password, or with a parameter that may hold a
-            secret.
+        ConfigError: a word sets an address with text that may be a password, or with a parameter
+            that may hold a secret.
     """
     for word in words:
         key, _, value = word.partition("=")
@@ -81,7 +81,7 @@ def check_words(words: Iterable[str]) -> None:
 
 
 def check(uri: str, written: bool) -> None:
-    """Refuse an address that holds a secret, or cannot be read.
+    """Refuse an address whose secrets could be written or printed, or that cannot be used.
 
     Args:
         uri: the address; an empty one is accepted.
@@ -89,9 +89,9 @@ def check(uri: str, written: bool) -> None:
             from the environment.
 
     Raises:
-        ConfigError: a setting holds a password, the environment holds one that an error could
-            print, a parameter may hold a secret, or the address is malformed or of an unknown kind.
-            The message quotes at most the scheme of the address.
+        ConfigError: a setting holds text that may be a password, the environment holds a password
+            that an error could print, a parameter may hold a secret, or the address is malformed or
+            of an unknown kind. The message quotes at most the scheme of the address.
     """
     if not uri:  # the address is not set
         return

@@ -2,9 +2,9 @@
 
 A store is untrusted, and each of its runs names the address of its files. MLflow would send the
 user's name, password and token to any host in these addresses, and read any file. An address is
-used only if it belongs to the store. If the store is a database, this is a path below the store's
-artifacts. If it is a server, this is an address `mlflow-artifacts:`, which the server itself
-answers.
+used only if it belongs to the store. For a database, it must be a path below the store's artifacts,
+or below `tracking.root` if the user has named the database. For a server, it must be an address
+`mlflow-artifacts:`, which the server itself answers.
 """
 
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ def locate(uri: str, store_uri: str, root: str = "") -> Path | None:
     """Return the path that an artifact's address names; None if a server holds the artifact.
 
     Args:
-        store_uri: the address of the store; empty if the address was read from a run's folder.
+        store_uri: the address of the store; empty for a record that was read from a run's folder.
         root: a further folder that may hold the artifacts of a database; empty for none.
 
     Raises:

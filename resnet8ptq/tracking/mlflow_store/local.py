@@ -45,8 +45,8 @@ class NewestRun:
 def find_newest(store: Store) -> NewestRun | None:
     """Return the newest run of a local store's experiment, or the sweep of this run.
 
-    Returns None if the database has no run or cannot be read, or if the run has no tags for folder
-    and key.
+    Returns None if the experiment has no run, if the database cannot be read, or if the run lacks
+    the tag of its folder or of its key.
     """
     try:
         with closing(open_database(store)) as connection:

@@ -46,10 +46,10 @@ def _create(store: Store, journal: Journal) -> str:
 
 
 def send(store: Store, folder: Path, call: Callable[..., object], *arguments: Any) -> None:
-    """Call a function with store, run id and `arguments`, unless the store was unavailable before.
+    """Call a function with store, run id and `arguments`, unless `close_run` logs the whole run.
 
-    After a call that found the store unavailable, `close_run` logs the whole run instead.
-    This also holds if the process that opened the run has died.
+    It does so after a call that found the store unavailable, after a failure to create the run, and
+    if the process that opened the run has died.
     """
     _open.setdefault(folder, None)
     _send(store, folder, call, *arguments)
@@ -58,7 +58,7 @@ def send(store: Store, folder: Path, call: Callable[..., object], *arguments: An
 def close_run(store: Store, journal: Journal, folder: Path) -> None:
     """Close the run in the store.
 
-    If `send` has left out calls, and the store answers again, log the whole run instead.
+    If `send` leaves out the run's calls, and the store answers now, log the whole run instead.
     """
     if _open.setdefault(folder, None) is None and store.answers:
         _open[folder] = ""

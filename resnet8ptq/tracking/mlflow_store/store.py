@@ -54,7 +54,7 @@ def check_id(text: str, key: str = "run_id") -> str:
     """Return an id from an untrusted store if it is safe in queries and commands.
 
     Raises:
-        TrackingError: the id holds characters other than letters, digits and `_`.
+        TrackingError: the id is empty, or holds characters other than letters, digits and `_`.
     """
     if not ID.fullmatch(text):
         raise TrackingError(f"{key}: got {text[:100]!r}, expected letters, digits and _")
@@ -184,8 +184,8 @@ class StoreArguments:
 def find_store(config: TrackingConfig) -> Store | None:
     """Return the local store if its database has the experiment; else None.
 
-    The result is also None if the user has named another address, if MLflow would misread the path,
-    or if the folder is not writable.
+    The result is also None if the experiment was deleted, the user has named an address, MLflow
+    would misread the path, or the folder is not writable.
     The function does not import MLflow and takes milliseconds. So a run can begin while
     `open_store`, which takes seconds, imports MLflow and checks the store.
     """
@@ -213,7 +213,7 @@ def _connect(path: Path) -> sqlite3.Connection:
 
 
 def open_store(config: TrackingConfig) -> Store:
-    """Open or create the store and the experiment, before a run needs them.
+    """Open the store and the experiment; create them if they are missing.
 
     A local store is opened under a lock. With a new database, this takes seconds.
 
@@ -313,7 +313,7 @@ def _unusable(uri: str, experiment: str, error: Exception) -> TrackingError:
 
 @contextmanager
 def in_one_line(store: Store) -> Iterator[None]:
-    """Turn the errors of MLflow and its database, which have dozens of lines, into one line.
+    """Turn the errors of MLflow and its database, which may have dozens of lines, into one line.
 
     Any exception but a `PtqError` becomes a `TrackingError`, because a store is untrusted and
     MLflow does not check its content.
@@ -392,10 +392,11 @@ def _find_experiment(store: Store, folder: Path | None) -> Store:
 
 
 def is_away(error: Exception) -> bool:
-    """Return whether an error means that the store is unavailable now.
+    """Return whether an error counts as a store that is unavailable now.
 
-    These are errors of a connection, database, server, disk or permission. After other errors, such
-    as a value that MLflow refuses, a retry would fail again.
+    These are errors of a connection, database, disk or permission, and all errors of MLflow except
+    those of HTTP status 400. After other errors, such as a refused value or a missing file, a retry
+    would fail again.
     """
     from mlflow.exceptions import MlflowException
     from sqlalchemy.exc import SQLAlchemyError

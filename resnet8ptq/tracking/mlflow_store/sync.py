@@ -52,7 +52,7 @@ def sync(store: Store, root: Path, wait_s: float = 0) -> Synced:
     Runs of experiments other than the store's are left out.
 
     Args:
-        wait_s: seconds to wait for a job whose process is about to end.
+        wait_s: seconds to wait for each running job, because its process may be about to end.
     """
     pairs = _load_all(root, store.experiment_name)
     synced = Synced()
@@ -88,7 +88,7 @@ def sync(store: Store, root: Path, wait_s: float = 0) -> Synced:
 
 
 def _find_known(store: Store, journals: Sequence[Journal]) -> dict[str, RunRecord]:
-    """Return those of the runs that are in the store, by the keys of their journals."""
+    """Return the records of the journals' runs that are in the store, by the journals' keys."""
     ids = [kept.run_id for kept in journals if kept.run_id]
     known = {}
     for record in history.load_runs(store, ids).values():
@@ -146,8 +146,8 @@ def main(words: list[str]) -> None:
     """Log the missing runs; print them, their counts, and the commands of the sweeps' reports.
 
     Raises:
-        ConfigError: the folder does not exist, or a word is wrong.
-        TrackingError: the store cannot be used.
+        ConfigError: the folder does not exist, or a word or the store's address is wrong.
+        TrackingError: the store cannot be used, or a run cannot be logged.
     """
     asked = command.parse_words(words, Arguments, __doc__)
     folder = Path(asked.folder)

@@ -47,7 +47,7 @@ def log_batch(
     tags: Mapping[str, str] | None = None,
     links: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
-    """Log metrics, params and tags, in as many calls as MLflow's limits require.
+    """Log metrics, params and tags, in calls within MLflow's limits.
 
     Tags that only `result.json` has are left out, see `details`.
 
@@ -74,7 +74,7 @@ def log_batch(
 
 
 def _leads(point: Point) -> bool:
-    """Return whether a point is a leading metric, which has no group and is not part of a curve."""
+    """Return whether a point is of a leading metric: at step 0, and without a group."""
     key, _, _, step = point
     return step == 0 and "/" not in key
 
@@ -116,7 +116,7 @@ def _scored(journal: Journal) -> dict[str, str]:
 
 @interrupts.deferred()
 def log_datasets(store: Store, run_id: str, datasets: Sequence[DataSet]) -> None:
-    """Log the data sets that a run's journal describes; try three times."""
+    """Log the data sets that a run's journal describes; try up to three times."""
     from mlflow.entities import Dataset, DatasetInput, InputTag
     from mlflow.utils.mlflow_tags import MLFLOW_DATASET_CONTEXT
 

@@ -3,7 +3,7 @@
 By default, the UI shows a sweep as one folded row without metrics. A saved view is a tag of the
 experiment: JSON with a `state`, which is itself JSON as text. Entries that are missing in the state
 keep their defaults. A version of MLflow that cannot read the tag opens its default page. The UI
-ignores a view if the address also has a filter or an order, so a link can name only the view.
+ignores a view if the address also has a filter or an order, so a link to the view has neither.
 """
 
 import hashlib
@@ -114,10 +114,10 @@ VALUE = _value(json.dumps(_STATE))  # the value of TAG
 
 
 def is_outdated(value: str | None) -> bool:
-    """Return whether the tag's value is missing, or from an earlier version of this module.
+    """Return whether the tag's value is missing, or from another version of this module.
 
     A view that a user changed stays, because its digest no longer matches its state. A view without
-    a digest is from an earlier version if its `createdAt` is 0.
+    a digest is from an early version if its `createdAt` is 0.
     """
     if value is None:
         return True
