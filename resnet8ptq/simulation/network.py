@@ -1,6 +1,6 @@
 """Inserts fake quantization into a network's torch module, and reads the trained weights back."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,19 +36,24 @@ _SHARING = {
     "Unsqueeze",
     "Identity",
     "Slice",
+    "Split",
 }
 
 
 class _Quantized(nn.Module):  # type: ignore[misc]
-    """An operator whose output is rounded."""
+    """An operator whose outputs are rounded, each by its own quantizer; `Identity` rounds none."""
 
-    def __init__(self, operator: Any, quantizer: FakeQuantize) -> None:
+    def __init__(self, operator: Any, quantizers: Sequence[nn.Module]) -> None:
         super().__init__()
         self.operator = operator
-        self.quantizer = quantizer
+        self.quantizers = nn.ModuleList(quantizers)
 
-    def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
-        return self.quantizer(self.operator(*inputs))
+    def forward(self, *inputs: torch.Tensor) -> Any:
+        outputs = self.operator(*inputs)
+        if isinstance(outputs, torch.Tensor):
+            return self.quantizers[0](outputs)
+        pairs = zip(self.quantizers, outputs, strict=True)
+        return tuple(quantizer(output) for quantizer, output in pairs)
 
 
 @dataclass(frozen=True)
@@ -64,7 +69,7 @@ class Student:
     quantizers: dict[str, FakeQuantize]
 
     def ranges(self) -> dict[str, Range]:
-        """Return the range of each quantized activation, by ONNX tensor name."""
+        """Return the range of each tensor in `quantizers`."""
         return {name: quantizer.range() for name, quantizer in self.quantizers.items()}
 
 
@@ -164,14 +169,17 @@ def quantize_activations(
     sharing = _SHARING | {*scheme.level_pools}
     for node in nodes:
         source = node.input[0]
-        output = node.output[0]
-        if node.op_type in sharing and source in quantizers and node.name not in skipped:
-            quantizers[output] = quantizers[source]
-        elif output in ranges and output not in fused:
-            quantizers[output] = FakeQuantize(ranges[output], scheme)
-        else:
+        outputs = node.output if node.op_type == "Split" else node.output[:1]
+        shares = node.op_type in sharing and source in quantizers and node.name not in skipped
+        for output in outputs:
+            if shares:
+                quantizers[output] = quantizers[source]
+            elif output in ranges and output not in fused:
+                quantizers[output] = FakeQuantize(ranges[output], scheme)
+        if quantizers.keys().isdisjoint(outputs):
             continue
-        setattr(body, node.name, _Quantized(getattr(body, node.name), quantizers[output]))
+        rounding = [quantizers.get(output, nn.Identity()) for output in node.output]
+        setattr(body, node.name, _Quantized(getattr(body, node.name), rounding))
 
     # The input of a fused activation has the range of its output
     for name, output in fused.items():
