@@ -51,7 +51,7 @@ def make_samples(
     Raises:
         UnsupportedError: the network does not take a single float32 input, has no
             BatchNormalization with constant statistics, or cannot be converted to torch.
-        ConfigError: see `find_device`.
+        ConfigError: see `find_device` and `cache.entry`.
     """
     shape = like.zeros.shape[1:]
     if like.fields is not None or like.zeros.dtype != np.float32:
@@ -134,11 +134,11 @@ def _learn(
     seed: int,
     device: torch.device,
 ) -> NDArray[np.float32]:
-    """Return inputs with which the tensors before batch normalization approach these statistics.
+    """Return inputs with which the tensors before batch normalization approach `statistics`.
 
     Args:
         shape: the shape of the inputs, [count, ...].
-        ends: the smallest and the largest input; infinite for no limit.
+        ends: the smallest and the largest value of an input; infinite for no limit.
     """
     losses: list[torch.Tensor] = []
     for name, (mean, deviation) in statistics.items():
