@@ -30,7 +30,7 @@ def main(words: list[str]) -> None:
     """Write the files, and print the next commands.
 
     Raises:
-        ConfigError: one of the files exists, or the folder cannot be written.
+        ConfigError: see `write` and `command.parse_words`.
     """
     asked = command.parse_words(words, Arguments, __doc__, plain="folder")
     folder = files.expand(asked.folder)
