@@ -133,7 +133,7 @@ class Carried(Target):
         """Read a result.
 
         Raises:
-            ConfigError: the file is not a result, or is incomplete.
+            ConfigError: the file is not a result, or ends within an answer.
             UnsupportedError: the target failed, or lacks a package.
         """
         super().__init__(str(path), 0.0)

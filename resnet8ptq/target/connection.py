@@ -31,7 +31,7 @@ PACKAGES = {"ai_edge_litert": "ai-edge-litert"}
 
 
 class ConnectionLostError(PtqError):
-    """The command ended, answered with other text, or did not answer within the time limit."""
+    """The command ended, answered with other text, or exceeded the time limit."""
 
 
 @dataclass(frozen=True)

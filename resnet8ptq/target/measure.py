@@ -332,7 +332,7 @@ def answer(
     """Return the answer to a request, and its arrays.
 
     Args:
-        payload: the bytes after the request's line.
+        payload: the content of a file, or arrays in C order.
         loaded: the files that earlier requests have loaded, by key; a new one is added.
     """
     if request["do"] == "describe":
