@@ -48,9 +48,9 @@ class Budget:
         return (1 + LATE) * self.limit_s - self.closing_s - spent_s
 
     def first_s(self, spent_s: float) -> float:
-        """Return the time limit of the first job, which must leave a file.
+        """Return the seconds until a job is interrupted, as long as no model was measured.
 
-        The limit is never below `FIRST` of the whole limit, however long the network took to read.
+        The job gets at least `FIRST` of the whole limit, however long the network took to read.
         """
         return max(self.until_late_s(spent_s), FIRST * self.limit_s)
 
@@ -62,9 +62,9 @@ class Budget:
 def again_s(tried: Tried) -> float:
     """Return the expected seconds to repeat a step, with learned layers and choices in the cache.
 
-    A first job also converts the network and measures FP32, and some steps learn or search until
-    the deadline. The repetition of such a job is expected to take at most twice its seconds of
-    quantization and evaluation.
+    A backend's first job also converts the network and measures FP32, and some steps learn or
+    search until the deadline. The repetition of such a job is expected to take at most twice its
+    seconds of quantization and evaluation.
     """
     if tried.step.kind == START or tried.step.part < 1:
         return min(tried.seconds, 2 * tried.own_seconds or tried.seconds)
@@ -92,7 +92,7 @@ def confirm_s(tried: Tried, reported: int) -> float:
 def expect_s(step: Step, tried: Sequence[Tried]) -> float:
     """Return the expected seconds of a step, based on measured steps; 0 before the first.
 
-    The time of a job without quantization and evaluation is taken to be the same for every step.
+    A cost above 1 counts as more time of quantization and evaluation, not of the rest of the job.
     """
     measured = [trial for trial in tried if trial.status == "ok"]
     own = [trial for trial in measured if trial.step.backend == step.backend] or measured

@@ -1,8 +1,8 @@
-"""Hydra's callback, which begins a sweep before the first job; `core.command.finish` closes it.
+"""Hydra's callback, which begins a sweep before its jobs; `core.command.finish` closes the sweep.
 
-The parent run is created before the first job runs. Jobs in other processes read its id from a
-file in the sweep's folder. If the jobs run in this process, Hydra composes them while MLflow is
-imported.
+The parent run is created before the run of the first job. Jobs in other processes read the id of
+the parent run from a file in the sweep's folder. If the jobs run in this process, Hydra composes
+them while MLflow is imported.
 """
 
 from pathlib import Path
@@ -21,7 +21,10 @@ class SweepCallback(Callback):
     """Hydra calls this before a run, or before the first job of a multirun."""
 
     def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
-        """Refuse the launcher joblib, and passwords, which Hydra would write to a file."""
+        """Refuse the launcher joblib, and a `tracking.uri` that is wrong or holds a password.
+
+        Hydra would write the password to a file.
+        """
         with command.aborting(*command.EXPECTED):
             jobs.refuse_joblib(config.hydra.launcher)
             address.check(config.tracking.uri or "", written=True)

@@ -33,8 +33,8 @@ def close(running: RunningSweep, status: str) -> int:
         status: the status of the sweep's end: `ok`, `failed` or `killed`.
 
     Returns:
-        The exit code: 1 if an upload failed, the sweep was killed, or a job failed in a sweep
-        without a search; for a search, see `winner.announce`; else 0.
+        The exit code: 1 if the sweep failed or was killed, if an upload failed, or, unless it is
+        a search, if a job failed. Otherwise 0, or the exit code of `winner.announce` for a search.
 
     Raises:
         TrackingError: the store is unavailable (the runs are in the sweep's folder), or the
@@ -157,7 +157,7 @@ def _is_logged(running: RunningSweep, family: Family) -> bool:
 def _announce(running: RunningSweep, chosen: list[ModelSelection], status: str) -> int:
     """Print the winner of a search, also after an error or Ctrl-C; return its exit code.
 
-    The code is 0 for any other sweep, and for a search that failed before it kept a model.
+    The code is 0 for any other sweep, and for a search that failed before it measured a model.
     """
     if running.goal is None or running.delivery is None:
         return 0
@@ -171,7 +171,8 @@ def _write_report(
 ) -> None:
     """Write the report to the folder and the parent run, and log the final timings.
 
-    A search that is late logs only the verdicts, and prints the command that draws the report.
+    For a search that is late, no report is drawn. The function then logs the verdicts, and prints
+    the command that draws the report.
     """
     store = running.shared.store
     parent_id = running.shared.parent_id

@@ -18,10 +18,10 @@ class Delivery:
     Attributes:
         folder: the folder of the sweep; None to write nothing, as in tests.
         fp32: the FP32 network, for the case that nothing can be quantized.
-        record: the run of the model; None before the first one.
+        record: the run of the model; None before the first measured one.
         outcome: the measurements of the model as text.
         is_confirmed: whether the model was measured on the reported samples.
-        path: the last copied file; None before the first one.
+        path: the file that was copied last; None before the first one.
         is_measured: whether the file, if there is one, was scored or is FP32.
     """
 

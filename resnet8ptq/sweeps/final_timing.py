@@ -33,8 +33,8 @@ def time_finalists(chosen: Sequence[ModelSelection], folder: Path) -> list[Paire
     """Time the finalists of each family, and write the latencies to `folder`.
 
     Returns:
-        The timing of each family; None if it has no finalists, if its runs were not timed or
-        another machine timed them, or if the timing failed.
+        The timing of each family; None if it has no finalists or no timed run, if one of these
+        runs is of another machine, or if the timing failed.
     """
     timings = [_time(selected, folder) for selected in chosen]
     if any(timings):
@@ -78,10 +78,10 @@ def _time(selected: ModelSelection, folder: Path) -> PairedLatency | None:
 
 
 def _folder(cell: Cell, sweep: Path) -> Path:
-    """Return the folder of a run made here.
+    """Return the folder of a run below `sweep` or `origin.RUNS`.
 
     Raises:
-        TrackingError: the run was made elsewhere, so that its files could run code.
+        TrackingError: the run is not there; loading files of others could run their code.
     """
     own = origin.own_folder(cell.record, sweep) or origin.own_folder(cell.record)
     if own is None:
@@ -98,14 +98,12 @@ def _find_model(folder: Path) -> Path:
 
 
 def _run(models: Mapping[str, Path], baselines: Mapping[str, Path]) -> PairedLatency:
-    """Load models and FP32 networks from the folders of runs, and time them in turns.
+    """Time the models of runs and the FP32 network of each framework in turns.
 
     Args:
         models: the folders of runs by name, all with the same network and data.
-        baselines: the folder of one run for each framework, by name, for its FP32 network.
-
-    Raises:
-        PtqError, ValueError: a file of a run is missing or damaged.
+        baselines: the folder of one run for each framework, by name; FP32 is converted with the
+            settings of that run.
     """
     folders = {*models.values(), *baselines.values()}
     configs = {folder: load_config(folder / CONFIG_FILE) for folder in folders}

@@ -1,6 +1,7 @@
 """Jobs of a sweep in separate processes, here or on other machines.
 
-By default, every job uses its share of the cores. The result or error of a job must be picklable.
+Unless `threads` is set, a job uses the cores that the launcher gives it. The result of a job must
+be picklable; `to_picklable` replaces an error that is not.
 """
 
 import logging
@@ -49,18 +50,19 @@ def enter(parallel: ParallelJobs) -> None:
 
 
 def refuse_joblib(launcher: DictConfig) -> None:
-    """Raise `ConfigError` for the launcher that `processes` has replaced."""
+    """Raise `ConfigError` for the launcher joblib, which `processes` replaces."""
     if launcher._target_.endswith(".JoblibLauncher"):
         raise ConfigError("hydra/launcher: got 'joblib'; try hydra/launcher=processes")
 
 
 def plan(launcher: DictConfig) -> ParallelJobs | None:
-    """Return the settings for the launcher's processes; None if jobs run in this process.
+    """Return the settings for jobs in separate processes, by the launcher's own `plan`.
 
-    The parallel launchers of this package define their own `plan`.
+    Returns None for a launcher without `plan`, such as Hydra's own, which runs jobs in this
+    process.
 
     Raises:
-        ConfigError: a setting leaves no cores for a job.
+        ConfigError: see `fit`.
         JobError: the launcher's cluster does not answer.
     """
     own: Callable[[DictConfig], ParallelJobs] | None = getattr(
@@ -91,7 +93,10 @@ def fit(key: str, cpus: object, cores: int) -> int:
 
 
 def variables() -> dict[str, str]:
-    """Return the environment variables for jobs, without nonexistent paths and the store."""
+    """Return the environment variables for jobs on other machines, see `_PREFIXES`.
+
+    The address of the store is left out, and so are `_PATHS` that do not exist here.
+    """
     kept = {}
     for key, value in os.environ.items():
         if value and key.startswith(_PREFIXES):

@@ -48,5 +48,5 @@ def begin(words: Sequence[str]) -> Iterator[Ongoing]:
 
 
 def find_ongoing() -> Ongoing | None:
-    """Return the ongoing command line; None in a worker of a sweep."""
+    """Return the ongoing command line; None outside of `begin`, as in a worker of a sweep."""
     return _ongoing.get()

@@ -39,8 +39,8 @@ def open_sweep(
 
     Raises:
         ConfigError: a setting is wrong, or needs a single run.
-        TrackingError: another sweep works in the folder; or with `sweep.resume`, the sweep is still
-            running or the store does not answer.
+        TrackingError: another sweep works in the folder; or with `sweep.resume`, the earlier sweep
+            is still running or the store does not answer.
     """
     if config.analysis.name == "inspect":
         raise ConfigError("analysis.name: got 'inspect', expected one run: leave out -m")
@@ -179,9 +179,10 @@ def _find_swept(sweeper: DictConfig) -> list[Override]:
 
 
 def _count_jobs(sweeper: DictConfig, overrides: Sequence[Override]) -> int | None:
-    """Return the number of jobs; None for a search, and if only Hydra knows it, as for `glob(*)`.
+    """Return the number of jobs of Hydra's own sweeper.
 
-    Of several overrides of a key, only the last has an effect.
+    Returns None for a search, and if only Hydra knows the number, as for `glob(*)`. Of several
+    overrides of a key, only the last has an effect.
     """
     if is_search(sweeper):
         return None

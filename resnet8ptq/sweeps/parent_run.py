@@ -1,7 +1,7 @@
-"""Opens the parent run of a sweep in the store, adds missing runs of the jobs, and ends it.
+"""Opens the parent run of a sweep in the store, adds missing runs of jobs, and ends the parent run.
 
 The functions run in the process that has MLflow (`core.background`). They import the modules that
-use MLflow only when called, because the process of the jobs does not need it.
+use MLflow only when called, because the process of the jobs does not need MLflow.
 """
 
 import logging

@@ -86,8 +86,8 @@ def open_running_sweep() -> "SharedSweep":
     """Return the sweep that the ongoing command line has begun, once it is open.
 
     Raises:
-        Abort: the sweep cannot be opened; with another error, Hydra would run the next job without
-        a record.
+        Abort: the sweep cannot be opened. After an `Exception`, Hydra would run the next job
+            without a record.
     """
     begun = ongoing.find_ongoing()
     assert begun is not None and begun.sweep is not None

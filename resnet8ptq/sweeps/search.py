@@ -45,7 +45,7 @@ class TimeLimits:
     """The time limits of a job, in seconds.
 
     Attributes:
-        soft_s: after this time, searches and learned rounding end with the best so far.
+        soft_s: after this time, searches and learning in a job end with the best so far.
         hard_s: after this time, a job in this process is interrupted.
     """
 
@@ -68,7 +68,7 @@ class SettingsSearch:
             each, in the same order.
         allowed: the limits for a pass, and the number of confirmations.
         check: raises `ConfigError` for a step whose settings conflict, also with those of the user,
-            or that needs training samples that are missing.
+            or that needs training samples that are missing or cannot be scored.
         delivery: keeps the best model so far as a file.
         budget: the time limit.
         at_once: the largest number of parallel jobs.
@@ -106,7 +106,7 @@ class SettingsSearch:
         not end the search.
 
         Raises:
-            ConfigError: each first step has conflicting settings or lacks training samples.
+            ConfigError: `check` refuses each first step.
             PtqError: two steps fail with the same error of the input before any is measured.
         """
         if self.begun_s is None:
@@ -222,11 +222,12 @@ class SettingsSearch:
         return self.budget.left_s(self._spent_s())
 
     def _fits(self, step: Step) -> bool:
-        """Return whether a step and a confirmation fit into the remaining time; else skip the step.
+        """Return whether a step and the steps after it fit into the time left; else skip the step.
 
-        Every step fits until one is measured. For a step that can end early with the best so far,
-        it is enough if a part fits. While no model of the backend passes, time is also kept for the
-        last resorts, which store only the weights in fewer bits (8 or 16).
+        Every step fits until a model is measured. For a step that can end early with the best so
+        far, it is enough if a part fits. The steps after it are the confirmation of the best so far
+        and the last resorts, see `_reserve_s`. As long as no model passes, a last resort needs no
+        time for steps after it.
         """
         expected_s = expect_s(step, self.tried) * step.part
         later_s = self._confirm_s() + self._reserve_s(step)
@@ -256,7 +257,7 @@ class SettingsSearch:
         return expected_s
 
     def _reserve_s(self, step: Step) -> float:
-        """Return the seconds kept for the last resorts that come later."""
+        """Return the seconds kept for later last resorts, see `searching.find_fallbacks`."""
         if step.kind in FALLBACKS:
             return 0.0
         later = searching.find_fallbacks(self.asked, self.tried, step.backend)
@@ -353,8 +354,8 @@ class SettingsSearch:
     def _plan_confirmations(self, metric: Metric) -> None:
         """Plan one confirmation if the reported samples are too few for a pass corrected for more.
 
-        Not even a model that changes no sample could pass then. The plan depends on the number of
-        samples alone, not on a result, so that it keeps the level of the test.
+        With more, not even a model that changes no sample could pass. The plan depends on the
+        number of samples and on settings, not on a result, so that it keeps the level of the test.
         """
         reported = self.asked.reported
         if not metric.bounded or not reported or CONFIRMATIONS in self.asked.fixed:
@@ -392,11 +393,11 @@ class SettingsSearch:
 def read_network(asked: Asked, config: RunConfig, running: "RunningSweep") -> Asked:
     """Return the request with the properties of the network; keep the FP32 file for the end.
 
-    If the network or the data cannot be read, the search ends before its first step. After any
-    other error, the search goes on without the properties.
+    After an error other than these, the search goes on without the properties.
 
     Raises:
-        PtqError: the network or the data cannot be read, or do not fit each other.
+        ConfigError, DataError, ModelError: a setting is wrong, or the network or the data cannot be
+            read or do not fit each other.
     """
     from resnet8ptq.experiment.settings import resolve
     from resnet8ptq.exploration.search import network_facts
@@ -426,7 +427,7 @@ def check(sweeper: DictConfig, typed: Sequence[Override]) -> None:
 
     Raises:
         ConfigError: the goal or the time is wrong, a setting other than `backend` has several
-            values, or the search cannot use a setting's value or sets it itself.
+            values, or the search cannot use a value or sets the setting itself.
     """
     limits.require("goal", got=sweeper.goal, ok=sweeper.goal in GOALS, expected=" | ".join(GOALS))
     minutes = sweeper.minutes
@@ -452,7 +453,7 @@ def check(sweeper: DictConfig, typed: Sequence[Override]) -> None:
 
 
 def check_step(config: RunConfig, typed: Sequence[Override], untuned: str = "") -> None:
-    """Raise `ConfigError` if a step ignores the user's nodes, or cannot choose its settings.
+    """Raise `ConfigError` if a step ignores the user's nodes, or cannot choose settings by samples.
 
     Args:
         untuned: the reason why no step can choose settings by training samples; empty if steps can.
@@ -467,7 +468,7 @@ def check_step(config: RunConfig, typed: Sequence[Override], untuned: str = "") 
 def find_varied() -> list[Override]:
     """Return the settings that steps vary, as a sweep over their values.
 
-    Values that the search fills in later, such as names of layers, are left out.
+    Values that the search fills in later, such as that of `max_drop`, are left out.
     """
     changes = [row.change for row in step_table.STEPS]
     for backend in find_backends().values():
@@ -554,7 +555,8 @@ def measure(step: Step, record: RunRecord, seconds: float, level: float = SIGNIF
 def noise(record: RunRecord) -> float:
     """Return the distance of a model's outputs from those of FP32, to choose between equal losses.
 
-    The distance is the KL divergence if the run has logged it, else noise divided by signal.
+    The distance is the KL divergence if the run has logged it, else noise divided by signal. It is
+    0 if neither is known.
     """
     divergence = record.metrics.get("kl_divergence")
     if divergence is not None:
@@ -572,7 +574,7 @@ def _find_noise_unit(record: RunRecord) -> str:
 
 
 def _error(record: RunRecord, metric: Metric) -> float:
-    """Return half of the loss's 95% interval, in the unit of the loss; 0 if unknown."""
+    """Return half of the width of the loss's 95% interval, in the loss's unit; 0 if unknown."""
     ends = record.interval("drop")  # already in the unit of the loss
     if ends is not None:
         return (ends[1] - ends[0]) / 2

@@ -58,10 +58,7 @@ def _find_settings(record: RunRecord, folder: Path) -> list[str]:
 
 
 def find_winner(chosen: Sequence[ModelSelection], delivery: Delivery) -> Winner | None:
-    """Return the last confirmed model that passes, else the first confirmed one, else None.
-
-    The search confirms models one after the other, until one passes.
-    """
+    """Return the last confirmed model that passes, else the first confirmed one, else None."""
     folder = delivery.folder or Path()
     first = None
     passing = None
@@ -80,7 +77,7 @@ def announce(chosen: Sequence[ModelSelection], delivery: Delivery, goal: str) ->
     """Print the winner and its file, write its settings as a config; return the exit code.
 
     Without a confirmed model, the function prints the best so far. Without a measured model, it
-    prints the file of the first step, or else the FP32 network.
+    prints the file of an interrupted step, or else the FP32 network.
 
     Args:
         goal: `fastest`, `smallest` or `best`.
