@@ -159,6 +159,12 @@ for name, built in models.items():
 as_keras_2(folder / "keras_2.h5")
 with_hostile_loss(folder)
 models["good.h5"].save_weights(folder / "only.weights.h5")
+mixed = keras.Sequential([
+    keras.Input((32, 32, 3)),
+    layers.GlobalAveragePooling2D(dtype="mixed_float16"),
+    layers.Dense(10, dtype="mixed_float16"),
+])
+mixed.save(folder / "mixed.keras")
 (folder / "cut.h5").write_bytes((folder / "good.h5").read_bytes()[:5000])
 (folder / "cut.keras").write_bytes((folder / "good.keras").read_bytes()[:500])
 
@@ -378,6 +384,13 @@ def test_a_model_keeps_its_own_outputs(report, kept, name, takes, gives, final):
     assert len(record.parity) == 4
     for path in (kept / f"{name}.converted").glob("*.onnx"):  # torch's names have none
         assert not any("." in node.name for node in onnx.load(path).graph.node)
+
+
+def test_a_model_in_16_bits_is_taken_in_float32(report, kept):
+    assert report["mixed.keras"] == ["", "", False]
+    assert record_of(kept, "mixed.keras").original_dtype == "float16"
+    graph = graph_of(kept / "mixed.keras.converted" / conversion.UNFOLDED)
+    assert onnx.TensorProto.FLOAT16 not in {tensor.data_type for tensor in graph.initializer}
 
 
 def test_a_model_that_only_onnx_can_run_is_converted_for_it(kept, report):

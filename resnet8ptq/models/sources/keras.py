@@ -23,6 +23,14 @@ from resnet8ptq.models.sources.onnx import check_inputs
 
 # The names that Keras generates for inputs
 _GENERATED = re.compile(r"(input|input_layer|keras_tensor)(_\d+)?")
+# The dtypes other than float32 of weights and arithmetic, by Keras's names of policies
+_WIDENED = {
+    "mixed_float16": "float16",
+    "mixed_bfloat16": "bfloat16",
+    "float16": "float16",
+    "bfloat16": "bfloat16",
+    "float64": "float64",
+}
 # Keras 2 wrote `groups`, always 1, for these layers; Keras 3 refuses the key.
 _UNGROUPED = re.compile(r"(Depthwise|Separable)Conv[12]D|Conv[123]DTranspose")
 
@@ -34,7 +42,9 @@ def read(source: Path, sample: Sample) -> Network:
         ModelError: see `load_keras` and `_input_specs`; or the weights have NaN or infinity.
     """
     prepare_tensorflow()
-    model = load_keras(source)
+    file = gate.read_keras(source)
+    original_dtype = _widen(file.config)
+    model = _load(file, source)
     specs = _input_specs(model, source, sample)
     for weight in model.weights:
         if not np.isfinite(weight.numpy()).all():
@@ -54,16 +64,46 @@ def read(source: Path, sample: Sample) -> Network:
         outputs = call(*feed(samples, names).values())
         return [value.numpy() for value in keras.tree.flatten(outputs)]
 
-    return Network(_export_model(model, call, specs), predict, OPSET)
+    proto = _export_model(model, call, specs)
+    return Network(proto, predict, OPSET, original_dtype=original_dtype)
 
 
 def load_keras(source: Path) -> Any:
-    """Return the model of a Keras file.
+    """Return the model of a Keras file, in float32.
 
     Raises:
         ModelError: see `gates.keras.read_keras`; or Keras refuses the file.
     """
     file = gate.read_keras(source)
+    _widen(file.config)
+    return _load(file, source)
+
+
+def _widen(config: Any) -> str:
+    """Make the layers compute in float32, in place; return the first other dtype, or an empty text.
+
+    Keras then reads weights of another dtype as float32, too. The dtypes of inputs stay.
+    """
+    original = ""
+    for value in gate.find_objects(config):
+        settings = value.get("config")
+        kind = value.get("class_name")
+        if kind == "InputLayer" or not isinstance(settings, dict):
+            continue
+        key = "name" if kind == "DTypePolicy" else "dtype"
+        dtype = _WIDENED.get(str(settings.get(key)))
+        if dtype is not None:
+            settings[key] = "float32"
+            original = original or dtype
+    return original
+
+
+def _load(file: gate.KerasFile, source: Path) -> Any:
+    """Return the model of a checked file.
+
+    Raises:
+        ModelError: Keras refuses the file.
+    """
     for value in gate.find_objects(file.config):
         settings = value.get("config")
         if not _UNGROUPED.fullmatch(str(value.get("class_name"))):
