@@ -69,7 +69,7 @@ class Expm1:
 class Gelu:
     """Converts TFLite's GELU, x / 2 * (1 + erf(x / sqrt(2))) or its approximation by tanh.
 
-    Hendrycks and Gimpel, "Gaussian Error Linear Units", 2016.
+    Hendrycks and Gimpel, "Gaussian Error Linear Units (GELUs)", 2016.
     """
 
     @classmethod

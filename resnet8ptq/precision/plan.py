@@ -186,9 +186,9 @@ def split_bits(decisions: Decisions) -> tuple[dict[str, int], list[str]]:
 def find_float_nodes(graph: onnx.GraphProto, selection: Selection) -> list[str]:
     """Return the names of the nodes that a selection leaves in float.
 
-    Products with a constant vector are always among them. `op_types`,
-    `nodes_to_quantize` and `float_tail` choose a fused Relu or Clip together with the node before
-    it. A range for the values between the two would waste about half of the levels.
+    Products with a constant vector are always among them. `op_types`, `nodes_to_quantize` and
+    `float_tail` choose a fused Relu or Clip together with the node before it. A range
+    for the values between the two would waste about half of the levels.
 
     Raises:
         ConfigError: a node, an operator or a layer in float is unknown (the message has the nearest

@@ -40,8 +40,8 @@ class Explanation:
     """A recommended model with all its uses, summarized for the terminal and the report.
 
     Attributes:
-        uses: the titles of the uses. A headline that keeps FP32 has no title for its model, which
-            has `quantized` if no other use is left.
+        uses: the titles of the uses. A headline that keeps FP32 is not among them; a model without
+            another use has `quantized`.
         label: see `Recommendation.label`.
         headline: the advice, such as `Keep NAME`; for the model of the headline, also the reason.
         outcome: the outcome of the verdict; empty for FP32.

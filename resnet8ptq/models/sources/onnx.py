@@ -33,7 +33,7 @@ def read(source: Path, sample: Sample, inputs: Mapping[str, Any] | None = None) 
     """Read an ONNX file.
 
     Args:
-        sample: a sample; only a record can fill several inputs.
+        sample: a sample, if there is one; only a record can fill several inputs.
         inputs: constant values of inputs by name, such as the size of pictures; values may lack the
             first axes of the input, such as the batch axis.
 

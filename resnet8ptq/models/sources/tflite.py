@@ -14,7 +14,7 @@ from resnet8ptq.models.sources.onnx import to_supported
 
 
 def read(source: Path, sample: Sample) -> Network:
-    """Read a TFLite file; the original runs in LiteRT, in batches of the size that it declares.
+    """Read a TFLite file; the original runs in LiteRT, in batches of the size in the file.
 
     Free sizes are set to those of the samples.
 

@@ -38,8 +38,8 @@ def read(source: Path, sample: Sample, name: str, arguments: Mapping[str, Any]) 
         arguments: the arguments of the class's constructor.
 
     Raises:
-        ModelError: the class cannot be imported, the weights do not fit, there is no sample, or the
-            module does not run on it; or see `from_program`.
+        ModelError: the class cannot be imported, the weights do not fit, there is no sample, or
+            torch cannot export the module for it; or see `from_program`.
     """
     if sample is None:
         raise ModelError(f"{name}: its input shape is unknown; set data=")
@@ -65,13 +65,12 @@ def export(network: torch.nn.Module, example: Any, samples: Mapping[str, NDArray
 
     Args:
         example: inputs [n, ...] of `forward` as a tensor, a tuple or list, or a dict by parameter
-            name; by default zeros like `samples`, tried with channels first and last, and integers
-            also as floats.
+            name; by default zeros like `samples`, see `_examples`.
         samples: inputs [n, ...] by name, and labels.
 
     Raises:
-        ModelError: example and samples are missing, or the module cannot be exported with any of
-            the inputs.
+        ModelError: example and samples are missing, the example names no parameter, or the module
+            cannot be exported with any of the inputs.
     """
     copied = copy.deepcopy(network).cpu().float().eval()
     parameters = list(signature(copied.forward).parameters)
@@ -102,7 +101,7 @@ def export(network: torch.nn.Module, example: Any, samples: Mapping[str, NDArray
 def _flatten_outputs(program: Any) -> Any:
     """Make a program return its outputs as a flat tuple, in place.
 
-    A single tensor stays, and so does a dict of tensors, whose keys name the outputs.
+    A single tensor stays, and so does a dict for which `find_output_names` returns names.
     """
     module = program.module_call_graph[0]  # the outermost module
     outputs = module.signature.out_spec
@@ -134,7 +133,10 @@ def _by_parameter(example: Any, parameters: list[str]) -> dict[str, torch.Tensor
 
 
 def _examples(network: torch.nn.Module, sample: NDArray[Any]) -> Iterator[dict[str, torch.Tensor]]:
-    """Yield candidate inputs [2, ...] of zeros by parameter name, in different layouts."""
+    """Yield candidate inputs [2, ...] of zeros by parameter name, in different layouts.
+
+    An array of integers is yielded as floats, then in its dtype.
+    """
     parameters = list(signature(network.forward).parameters)
     if not names_of(sample.dtype):
         shape = sample.shape[1:]
