@@ -148,7 +148,7 @@ class RemoteFile:
     names: list[str] = field(default_factory=list)
 
     def run(self, batch: NDArray[Any]) -> tuple[list[NDArray[np.float32]], float]:
-        """Return each output [n, ...] for network inputs [n, ...], and the target's seconds."""
+        """Return the outputs for network inputs [n, ...], and the target's seconds."""
         reply = self._ask("run", batch)
         return list(reply.arrays), float(reply.fields["seconds"])
 

@@ -243,6 +243,15 @@ def test_a_selection_of_boxes_may_have_a_background():
     assert rows[0, :2, 4] == pytest.approx(scores[0, [1, 3], [1, 2]])
 
 
+def test_a_selection_of_boxes_may_come_first():
+    outputs = {"selected": (None, 3), "boxes": (5, 4), "scores": (3, 5)}
+    decoder = decoding.Decoder("selected", frame(outputs), IDS)
+    boxes = np.tile(np.array([0, 0, 8, 8], np.float32), (2, 5, 1))
+    selected = np.array([[0, 0, 0], [1, 1, 1], [1, 2, 2]])
+    [rows] = decoder([selected, boxes, np.full((2, 3, 5), 0.9, np.float32)])
+    assert decoding.count(rows).tolist() == [1, 2]
+
+
 def test_the_highest_scores_are_kept_and_what_overlaps_is_not():
     boxes = np.array([[[0, 0, 10, 10], [0, 0, 10, 9], [20, 20, 30, 30]]], np.float32)
     scores = np.array([[[0.5, 0, 0.4], [0.9, 0, 0], [0.3, 0.005, 0]]], np.float32)

@@ -18,6 +18,7 @@ from resnet8ptq.tasks.detection.heads import (
     Frame,
     Shape,
     find_head,
+    find_selected,
     fitting_heads,
 )
 from resnet8ptq.tasks.detection.suppression import suppress
@@ -167,10 +168,12 @@ class Decoder:
         `Prototypes.masks`.
         """
         config = self.frame.config
-        pictures = len(outputs[0])
         rows = list(outputs)
         if self.prototypes is not None:
             del rows[self.prototypes.index]
+        pictures = len(rows[0])
+        if self.head == "selected":  # a selection has a row for each box, and may be the first
+            pictures = len(rows[find_selected(self.frame)[0]])
         decoded = HEADS[self.head].decode(rows, self.frame)
 
         # Suppress overlapping boxes, unless the network has done it

@@ -374,7 +374,8 @@ def _decode_ssd(outputs: Sequence[Array], frame: Frame) -> Candidates:
     return Candidates(corners(boxes, "xyxy", frame), scores)
 
 
-def _find_selected(frame: Frame) -> list[int]:
+def find_selected(frame: Frame) -> list[int]:
+    """Return the indices of boxes, scores and their selection; empty for other outputs."""
     return _match(
         frame,
         _is_boxes,
@@ -388,7 +389,7 @@ def _decode_selected(outputs: Sequence[Array], frame: Frame) -> Detections:
 
     Rows of the background are left out.
     """
-    boxes, scores, selected = [outputs[index] for index in _find_selected(frame)]
+    boxes, scores, selected = [outputs[index] for index in find_selected(frame)]
     rows = selected.reshape(-1, 3).astype(np.int64)
     rows = rows[(rows >= 0).all(axis=1)]
 
@@ -505,7 +506,7 @@ HEADS = {
     ),
     "selected": Head(
         "boxes [boxes, 4], scores [classes, boxes] and the output of NonMaxSuppression [n, 3]",
-        lambda frame: bool(_find_selected(frame)),
+        lambda frame: bool(find_selected(frame)),
         _decode_selected,
     ),
     "detections": Head(
