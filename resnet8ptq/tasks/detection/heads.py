@@ -73,7 +73,7 @@ class Frame:
 
     @property
     def anchors(self) -> NDArray[np.float64] | None:
-        """Width and height of the anchors in pixels [strides, anchors, 2], by default COCO's.
+        """Width and height in pixels [strides, anchors, 2], by default `COCO_ANCHORS`.
 
         The result is None unless all strides have equally many anchors.
         """

@@ -164,7 +164,7 @@ class DetectionScores(ClasswiseScores):
 def to_coco(pictures: Array, class_ids: Sequence[int], with_masks: bool = False) -> dict[str, Any]:
     """Return the annotations of pictures [n] in COCO's format, from records of `data.boxes`.
 
-    With masks, an object without a mask becomes a crowd that fills the box. The object then does
+    With masks, an object without a mask becomes a crowd that fills its box. The object then does
     not count, and a detection that matches only this crowd does not count either.
     """
     images = []

@@ -217,7 +217,7 @@ def _find_sigmas(config: KeypointsConfig, context: TaskContext) -> tuple[float, 
     """Return the constant of each keypoint: `task.sigmas`, or COCO's for the 17 of a person.
 
     Raises:
-        ConfigError: the labels have no keypoints, or another number of them.
+        ConfigError: the labels have no keypoints, or not one for each constant.
     """
     count = context.keypoints
     if not count:
