@@ -112,7 +112,7 @@ class Family:
 
     @property
     def stopped(self) -> bool:
-        """Whether a run used `evaluate.stop=decided`, so that numbers of samples may differ."""
+        """Whether a run could stop early (`evaluate.stop=decided`); sample sizes may then differ."""
         return any(record.stopped_early for record in self.records)
 
     @property
@@ -330,8 +330,8 @@ def task_of(records: Sequence[RunRecord]) -> Task:
 def best_first(records: Sequence[RunRecord]) -> list[int]:
     """Return the indices of the runs by the metric, the best first, runs without a value last.
 
-    If a run used `evaluate.stop=decided`, the metric on the selection samples decides, because the
-    reported samples may differ.
+    If a run could stop early, see `Family.stopped`, the metric on the selection samples decides,
+    because the reported samples may differ.
     """
     metric = task_of(records).metric
     prefix = ""  # for the reported values, which the table shows

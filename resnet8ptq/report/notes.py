@@ -335,7 +335,7 @@ def _on_earlier_runs(family: Family) -> list[str]:
 
 
 def _on_stops(task: Task, named: Sequence[tuple[RunRecord, str]]) -> list[str]:
-    """Return notes on runs with `evaluate.stop=decided`: the method, and their corrected losses."""
+    """Return notes on runs that could stop early: the method, and their corrected losses."""
     metric = task.metric
     stopped = [(record, label) for record, label in named if record.stopped_loss is not None]
     if not stopped:

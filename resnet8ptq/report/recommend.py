@@ -31,6 +31,7 @@ from resnet8ptq.tracking.record import RunRecord
 
 # Settings with which a run tunes itself on the selection samples.
 TUNED = {"nodes_to_exclude": "auto", "precision.plan": "auto", "method": "qat"}
+HALVED = "of the test samples"  # the end of `RunRecord.chosen_by` if test samples choose
 CLOSE = 0.05  # sizes, latencies and values of a criterion within 5% count as close
 NEAR = 2.0  # paired standard errors; the criterion chooses among models this near to the best
 FAMILIAR = 0.02  # FP32 was probably trained on samples where its metric is better by more than this
@@ -655,6 +656,8 @@ def other_choice(selected: ModelSelection) -> list[str]:
 
 def _is_tuned(record: RunRecord) -> bool:
     """Return whether a run tuned its settings on the selection samples."""
+    if record.chosen_by.endswith(HALVED):  # a run tunes its settings on training samples
+        return False
     return not TUNED.items().isdisjoint(record.params.items())
 
 

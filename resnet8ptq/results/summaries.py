@@ -16,6 +16,7 @@ from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.core.text import printable
 from resnet8ptq.report.families import Family, by_run_id
 from resnet8ptq.report.recommend import (
+    HALVED,
     RECOMMENDED,
     ModelSelection,
     Recommendation,
@@ -29,8 +30,6 @@ from resnet8ptq.tracking.record import RunRecord, printable_or_none, show_frame,
 
 if TYPE_CHECKING:  # its import takes half a second
     import pandas
-
-_HALVED = "of the test samples"  # the end of `RunRecord.chosen_by` if test samples choose
 
 
 @dataclass(frozen=True)
@@ -187,7 +186,7 @@ def _reproduce(record: RunRecord) -> str | None:
         return None
 
     # Add the settings by which a single run scores the same samples
-    if record.chosen_by.endswith(_HALVED):  # a single run would report on all samples
+    if record.chosen_by.endswith(HALVED):  # a single run would report on all samples
         kept.append("evaluate.choice=half")
     elif record.stopped_early and record.chosen_by:
         kept.append("evaluate.choice=held_out")

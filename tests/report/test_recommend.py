@@ -216,6 +216,13 @@ def test_runs_that_have_chosen_by_the_same_samples_are_reported(key, value, mess
     assert (f"do not use.{words}" in said) is messages
 
 
+def test_a_run_that_tuned_on_training_samples_is_not_favoured_by_half_of_the_test_samples():
+    halved = {"chosen_by": "500 of the test samples"}
+    cells = (("a", predictions(), halved), ("b", predictions(), {"method": "qat", **halved}))
+    said = other_choice(select(sweep(*cells, choices=[predictions(), predictions()])))
+    assert "chosen on 500 of the test samples" in said and "tuned their" not in said
+
+
 def test_the_samples_that_choose_are_reported_by_their_name():
     for named, words in (({"chosen_by": "500 images"}, "500 images"), ({}, "other samples")):
         selected = select(sweep(("a", predictions(), named), choices=[predictions()]))
