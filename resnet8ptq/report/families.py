@@ -112,7 +112,7 @@ class Family:
 
     @property
     def stopped(self) -> bool:
-        """Whether a run could stop early (`evaluate.stop=decided`); sample sizes may then differ."""
+        """Whether a run could stop early (`evaluate.stop=decided`); sample sizes may differ."""
         return any(record.stopped_early for record in self.records)
 
     @property

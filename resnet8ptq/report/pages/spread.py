@@ -53,7 +53,7 @@ def group_by_configuration(family: Family) -> list[list[Cell]]:
 def measure_spreads(family: Family, limits: ReportConfig) -> list[SeedSpread]:
     """Return the spread of each configuration with more than one seed.
 
-    The list is empty if a run could stop early, see `Family.stopped`, because the runs may then have
+    The list is empty if a run could stop early, see `Family.stopped`, because the runs may have
     scored different samples.
     """
     if family.stopped:
