@@ -113,7 +113,7 @@ def _to_onnx(program: Any, source: Path) -> onnx.ModelProto:
 
 
 def _store_attention(program: Any) -> None:
-    """Write a node after each attention that copies the output to memory in the order of its axes.
+    """After each attention, write a node that copies its output to memory in the order of the axes.
 
     torch decomposes attention into products, whose outputs have another memory order than the
     kernel's. A view that fits one order may not fit the other.

@@ -71,8 +71,8 @@ class ReadGraph:
     """The graph of a file, before it is normalized.
 
     Attributes:
-        proto: the graph, with the inputs of `moved` changed. Each If whose condition is constant is
-            replaced by the branch that it takes.
+        proto: the graph, with the batch axis of the inputs in `moved` in front. Each If whose
+            condition is constant is replaced by the branch that it takes.
         original: the model that runs for comparison, serialized.
         moved, original_dtype, emptied: see `Network`.
     """
