@@ -41,7 +41,7 @@ _SHARING = {
 
 
 class _Quantized(nn.Module):  # type: ignore[misc]
-    """An operator whose outputs are rounded, each by its own quantizer; `Identity` rounds none."""
+    """An operator with a quantizer for each output; `Identity` leaves an output in float."""
 
     def __init__(self, operator: Any, quantizers: Sequence[nn.Module]) -> None:
         super().__init__()
@@ -138,7 +138,7 @@ def quantize_activations(
     """Insert fake quantization of activations into `body`; return the modules by ONNX tensor name.
 
     The module for the network's first input is returned, but not inserted. A final softmax stays in
-    float.
+    float. Of several outputs of a node, only the first is rounded, except for a Split.
 
     Args:
         body: the torch module of `graph`, whose submodules have the names of the nodes.
