@@ -17,7 +17,7 @@ class Delivery:
 
     Attributes:
         folder: the folder of the sweep; None to write nothing, as in tests.
-        fp32: the FP32 network, for the case that nothing can be quantized.
+        fp32: the FP32 network, for the case that no step leaves a file.
         record: the run of the model; None before the first measured one.
         outcome: the measurements of the model as text.
         is_confirmed: whether the model was measured on the reported samples.

@@ -33,8 +33,8 @@ def time_finalists(chosen: Sequence[ModelSelection], folder: Path) -> list[Paire
     """Time the finalists of each family, and write the latencies to `folder`.
 
     Returns:
-        The timing of each family; None if it has no finalists or no timed run, if one of these
-        runs is of another machine, or if the timing failed.
+        The timing of each family; None if it has no finalists or no timed run, if these runs are
+        of several machines or of one out of reach, or if the timing failed.
     """
     timings = [_time(selected, folder) for selected in chosen]
     if any(timings):

@@ -1,8 +1,8 @@
 """The command line that this process executes, for code that Hydra creates.
 
-Hydra makes callbacks, sweepers and launchers from their names in the config, so no argument can
-reach them. `resnet8ptq.run` sets the ongoing command line before it calls Hydra, and removes it
-afterwards. The commands `run`, `ship` and `judge` start there.
+Hydra makes callbacks, sweepers and launchers from their names in the config, so the program cannot
+pass objects to them. `resnet8ptq.run` sets the ongoing command line before it calls Hydra, and
+removes it afterwards. The commands `run`, `ship` and `judge` start there.
 """
 
 from collections.abc import Iterator, Sequence

@@ -112,7 +112,7 @@ def open_sweep(
 
 
 def _as_search(running: RunningSweep, sweeper: DictConfig, folder: Path) -> RunningSweep:
-    """Return a sweep with the goal, the file and the time limit of a search."""
+    """Return a sweep with the goal, the delivery and the time limit of a search."""
     limit_s = 60 * sweeper.minutes
     return replace(
         running,

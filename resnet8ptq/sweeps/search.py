@@ -257,7 +257,7 @@ class SettingsSearch:
         return expected_s
 
     def _reserve_s(self, step: Step) -> float:
-        """Return the seconds kept for later last resorts, see `searching.find_fallbacks`."""
+        """Return the seconds kept for the last resorts after a step, see `find_fallbacks`."""
         if step.kind in FALLBACKS:
             return 0.0
         later = searching.find_fallbacks(self.asked, self.tried, step.backend)
@@ -393,7 +393,7 @@ class SettingsSearch:
 def read_network(asked: Asked, config: RunConfig, running: "RunningSweep") -> Asked:
     """Return the request with the properties of the network; keep the FP32 file for the end.
 
-    After an error other than these, the search goes on without the properties.
+    After an error other than those below, the search goes on without the properties.
 
     Raises:
         ConfigError, DataError, ModelError: a setting is wrong, or the network or the data cannot be
@@ -453,10 +453,10 @@ def check(sweeper: DictConfig, typed: Sequence[Override]) -> None:
 
 
 def check_step(config: RunConfig, typed: Sequence[Override], untuned: str = "") -> None:
-    """Raise `ConfigError` if a step ignores the user's nodes, or cannot choose settings by samples.
+    """Raise `ConfigError` if a step ignores the user's nodes, or tunes without usable samples.
 
     Args:
-        untuned: the reason why no step can choose settings by training samples; empty if steps can.
+        untuned: the reason why no step can tune on training samples; empty if steps can.
     """
     if untuned and tunes(config):
         raise ConfigError(untuned)
