@@ -31,6 +31,7 @@ from resnet8ptq.tasks.scoring.outputs import (
     check_labels,
     describe,
 )
+from resnet8ptq.tasks.scoring.ranking import place_nan
 from resnet8ptq.tasks.scoring.statistics import Values
 from resnet8ptq.tasks.task import Joining, Task, TaskFiles, TaskType
 
@@ -93,7 +94,7 @@ def _to_probabilities(outputs: Outputs, targets: Targets | None = None) -> Outpu
     turns into probabilities.
     """
     values = as_rows(outputs.values[0])
-    if values.min() < -ROUNDED or values.max() > 1 + ROUNDED:
+    if ((values < -ROUNDED) | (values > 1 + ROUNDED)).any():  # false for NaN
         values = expit(values)
     return replace(outputs, values=(values,))
 
@@ -112,8 +113,9 @@ def rank(
     without samples has NaN. The scores are sorted only once, for all bootstrap samples.
 
     Args:
-        scores, labels: [n, classes].
+        scores, labels: [n, classes]; a score of NaN counts as wrong, see `place_nan`.
     """
+    scores = place_nan(scores, labels)
     order = np.argsort(-scores, axis=0, kind="stable")
     ranked = np.take_along_axis(scores, order, axis=0)
     present = np.take_along_axis(labels, order, axis=0)

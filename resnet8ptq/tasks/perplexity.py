@@ -68,6 +68,8 @@ class NextToken:
     def _read(self, inputs: Array) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
         """Return the tokens of the inputs, and a mask that is False at padding [n, tokens].
 
+        Without a mask in the inputs (`find_mask`), no token is padding.
+
         Raises:
             DataError: the tokens are not integers [n, 2 or more] within the vocabulary, or
                 `_find_tokens` does not find them.

@@ -49,6 +49,23 @@ def test_weights_stand_for_repeated_samples():
     assert weighted == pytest.approx(expected, abs=1e-9)
 
 
+def test_a_score_of_nan_counts_as_wrong():
+    """As of a network in float16 that overflows; the order of the samples must not count."""
+    labels = np.repeat(np.eye(2, dtype=np.bool_), 50, axis=0)
+    assert scored(np.full((100, 2), np.nan), labels).value == 0.5
+    values = np.where(labels, 2.0, -2.0)
+    values[:2] = np.nan
+    # Positives of class 0 come last, and negatives of class 1 first
+    assert scored(values, labels).of_class == pytest.approx([(48 + 2 * 50 / 100) / 50, 50 / 52])
+
+
+def test_logits_with_a_nan_are_still_logits():
+    labels = np.repeat(np.eye(2, dtype=np.bool_), 50, axis=0)
+    values = np.where(labels, 0.4, -0.4)  # above and below a probability of 0.5
+    values[0, 1] = np.nan
+    assert scored(values, labels).more()["macro_f1"] == 1
+
+
 def test_a_class_without_samples_is_left_out():
     labels = np.array([[True, False], [False, False], [True, False]])
     values = np.array([[0.9, 0.1], [0.2, 0.3], [0.8, 0.5]])

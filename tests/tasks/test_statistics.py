@@ -11,10 +11,11 @@ from scipy import stats
 from scipy.special import gammaln
 
 from resnet8ptq.core import console
-from resnet8ptq.tasks import perplexity, regression
-from resnet8ptq.tasks.scoring import statistics
+from resnet8ptq.tasks import anomaly, perplexity, regression
+from resnet8ptq.tasks.scoring import roc_plot, statistics
 from resnet8ptq.tasks.scoring.bootstrap import Replicates
 from resnet8ptq.tasks.scoring.metric import UNDEFINED, Metric
+from resnet8ptq.tasks.scoring.outputs import VALUES, Outputs, Targets
 from resnet8ptq.tasks.scoring.ranking import AUC, Ranking
 from resnet8ptq.tasks.scoring.statistics import SIGNIFICANCE
 from resnet8ptq.tasks.scoring.values import Paired
@@ -365,6 +366,19 @@ def test_rankings_without_a_change_pass_with_enough_pairs(pairs, passes):
     assert margin.p_beyond > 0.5
     worse = Ranking(np.where(np.arange(len(labels)) == 5, 9.0, labels + 0.1), labels)
     assert np.isfinite(worse.margin(theirs, AUC, 0.01, len(labels)).z)
+
+
+@pytest.mark.parametrize("lost", [0, 1])
+def test_nan_of_one_label_ranks_as_wrong(lost):
+    """A sort puts all NaN at one end, which would be the right one for one of the labels."""
+    labels = np.repeat([0, 1], 50)
+    ranking = Ranking(np.where(labels == lost, np.nan, 0.5), labels)
+    assert ranking.auc.value == 0
+    figure = roc_plot.draw(ranking, ranking, "title")
+    assert figure.axes[0].lines[0].get_xydata().tolist() == [[0, 0], [1, 0], [1, 1]]
+    outputs = Outputs((ranking.scores[:, np.newaxis],), None, VALUES)
+    scores = anomaly.build().score(outputs, Targets(labels))
+    assert scores.more()["pauc"] < 0.5
 
 
 def test_delong_keeps_its_level():

@@ -85,7 +85,7 @@ class Hits(SampleValues):
         return p_values
 
     def found_by_class(self, baseline: Self, classes: int, level: float) -> list[float]:
-        """Return, for each class with samples, the smallest loss that the test detects.
+        """Return, for each class with samples, the smallest loss that the test is likely to detect.
 
         See `statistics.least_found`.
         """

@@ -76,7 +76,7 @@ class Outputs:
 
 @dataclass(frozen=True)
 class Targets:
-    """The targets of the samples.
+    """The targets of the samples, or of joined groups.
 
     Attributes:
         labels: see `Split`; None without labels.

@@ -29,6 +29,18 @@ ROC_CAPTION = "ROC curve, beside FP32's"
 CHANCE = 0.5  # the AUC of random scores
 
 
+def place_nan(scores: NDArray[np.floating], positive: NDArray[np.bool_]) -> NDArray[np.floating]:
+    """Return scores [n, ...] whose NaN rank wrong: positives lowest, and negatives highest.
+
+    A sort would put NaN at one end, where a network that overflows may seem to be right.
+
+    Args:
+        positive: whether each score is that of a positive [n, ...].
+    """
+    wrong = np.where(positive, -np.inf, np.inf)
+    return np.where(np.isnan(scores), wrong, scores)
+
+
 @dataclass(frozen=True)
 class Ranking(SampleValues):
     """Scores [n] of one model, and labels [n], where 1 is positive.
@@ -62,8 +74,9 @@ class Ranking(SampleValues):
 
     @cached_property
     def auc(self) -> Auc:
-        """The area under the ROC curve; a tie counts half."""
-        return auc(self.scores, self.labels == 1)
+        """The area under the ROC curve; a tie counts half, and NaN as wrong."""
+        positive = self.labels == 1
+        return auc(place_nan(self.scores, positive), positive)
 
     @property
     def interval(self) -> Interval:

@@ -6,7 +6,7 @@ from numpy.typing import NDArray
 
 from resnet8ptq.core.text import plain
 from resnet8ptq.tasks.scoring.outputs import Array
-from resnet8ptq.tasks.scoring.ranking import Ranking
+from resnet8ptq.tasks.scoring.ranking import Ranking, place_nan
 
 
 def draw(model: Ranking, baseline: Ranking, title: str) -> Figure:
@@ -27,8 +27,10 @@ def draw(model: Ranking, baseline: Ranking, title: str) -> Figure:
 
 def _rates(scores: NDArray[np.floating], positive: NDArray[np.bool_]) -> tuple[Array, Array]:
     """Return the false and true positive rates, from 0 and then at each score, descending."""
+    scores = place_nan(scores, positive)
     order = np.argsort(-scores, kind="stable")
-    last = np.append(np.diff(scores[order]) != 0, True)  # the last of equal scores
+    ranked = scores[order]
+    last = np.append(ranked[1:] != ranked[:-1], True)  # the last of equal scores
     false = np.cumsum(~positive[order])[last]
     true = np.cumsum(positive[order])[last]
     return np.append(0, false / false[-1]), np.append(0, true / true[-1])
