@@ -292,7 +292,7 @@ class ModelSelection:
 
     @property
     def on_selection(self) -> bool:
-        """Whether the family has steps of a search on selection samples, and no reported run."""
+        """Whether the family has steps of a search, and no model in `Family.reported`."""
         is_step = any(cell.record.split == "choice" for cell in self.family.cells)
         return is_step and not self.family.reported
 
@@ -461,9 +461,9 @@ def say_remedy(measured: Sequence[Cell]) -> str:
 def recommend(selected: ModelSelection) -> list[Recommendation]:
     """Return a recommendation for each use that has one; empty without candidates.
 
-    The list is also empty for steps of a search without a reported run, because a recommended model
-    needs a result on the reported samples. The uses balanced, smallest, fastest and fastest_batch
-    choose among the models of `ModelSelection.within`, and are left out without them.
+    The list is also empty for steps of a search without a reported run. The uses balanced,
+    smallest, fastest and fastest_batch choose among the models of `ModelSelection.within`, and are
+    left out without them.
     """
     candidates = selected.candidates
     if not candidates or selected.on_selection:
