@@ -243,9 +243,10 @@ def test_a_selection_of_boxes_may_have_a_background():
     assert rows[0, :2, 4] == pytest.approx(scores[0, [1, 3], [1, 2]])
 
 
-def test_a_selection_of_boxes_may_come_first():
+@pytest.mark.parametrize("labels", ["indices", "ids"])
+def test_a_selection_of_boxes_may_come_first_and_has_indices(labels):
     outputs = {"selected": (None, 3), "boxes": (5, 4), "scores": (3, 5)}
-    decoder = decoding.Decoder("selected", frame(outputs), IDS)
+    decoder = decoding.Decoder("selected", frame(outputs, labels=labels), IDS)
     boxes = np.tile(np.array([0, 0, 8, 8], np.float32), (2, 5, 1))
     selected = np.array([[0, 0, 0], [1, 1, 1], [1, 2, 2]])
     [rows] = decoder([selected, boxes, np.full((2, 3, 5), 0.9, np.float32)])

@@ -204,9 +204,9 @@ class Decoder:
 
     def _select_classes(self, detections: Detections) -> Detections:
         """Return the detections of the data set's classes, with class indices as labels."""
-        # Labels may be the ids of the annotations
+        # Labels may be the ids of the annotations; a selection has indices of scores
         labels = detections.labels
-        if self.frame.config.labels == "ids":
+        if self.frame.config.labels == "ids" and self.head != "selected":
             ids = np.array(self.class_ids)
             order = np.argsort(ids)
             index = order[np.searchsorted(ids, labels, sorter=order).clip(max=len(ids) - 1)]
