@@ -1,4 +1,4 @@
-"""Assesses the families of runs that just ended, or that are read from the store.
+"""Assesses families of runs, which have just ended or ended earlier.
 
 This module does not import the figures, because `resnet8ptq verdict` runs without matplotlib.
 """
@@ -39,7 +39,7 @@ def select(
 def load_selections(
     store: Store, parent: RunRecord, records: Sequence[RunRecord], limits: ReportConfig
 ) -> list[ModelSelection]:
-    """Return a selection for each family of a sweep's runs, with the timings that it has logged."""
+    """Return a selection for each family of a sweep's runs, with the sweep's timings, if any."""
     families = load_families(store, records)
     return select(families, limits, _load_timings(store, parent, len(families)))
 
@@ -61,8 +61,9 @@ def _load_timings(store: Store, parent: RunRecord, families: int) -> list[Paired
 def _read_timings(path: Path) -> list[PairedLatency | None]:
     timings: list[PairedLatency | None] = []
     for kept in json.loads(files.read_bytes(path, MAX_BYTES)):
-        timing = None
+        timed = None
         if kept is not None:
-            timing = PairedLatency.of(kept)
-        timings.append(timing)
+            timed = PairedLatency.of(kept)
+            timing.check(timed)
+        timings.append(timed)
     return timings

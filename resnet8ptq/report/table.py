@@ -50,7 +50,7 @@ class Row:
 
     @property
     def status(self) -> str:
-        """The status of the run; `baseline` for FP32, unless its run has not ended as `ok`."""
+        """The status of the run; `baseline` for FP32 without a run, or with one that is `ok`."""
         if self.is_run and (self.record.quantized or self.record.status != "ok"):
             return self.record.status
         return "baseline"

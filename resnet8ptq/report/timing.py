@@ -1,6 +1,6 @@
 """Puts the latencies that a sweep has measured in turns into the records of its runs.
 
-Latencies of single runs are measured minutes apart, each with its own measurement of FP32. The
+The runs of a sweep measure latencies minutes apart, each with its own measurement of FP32. The
 records of a family that was timed in turns therefore hold only the latencies of the turns, except
 for runs measured elsewhere by hand. Table, figures, choice and JSON read these records.
 """
@@ -18,7 +18,8 @@ from resnet8ptq.tracking.record import RunRecord
 SINGLE = "latency_p50_ms"
 BATCH = "latency_batch_p50_ms"
 SPEEDUPS = {SINGLE: "speedup", BATCH: "speedup_batch"}
-KEYS = (SINGLE, BATCH, BASELINE + SINGLE, BASELINE + BATCH, *SPEEDUPS.values())
+_LATENCIES = (SINGLE, BATCH, "latency_p95_ms", "latency_batch_p95_ms")
+KEYS = (*_LATENCIES, *(BASELINE + name for name in _LATENCIES), *SPEEDUPS.values())
 FP32 = " fp32"  # the end of the name of an FP32 network in a timing
 
 
@@ -29,6 +30,18 @@ def fp32_name(record: RunRecord) -> str:
     if provider != CPU:
         name += f" {provider}"
     return name + FP32
+
+
+def check(timing: PairedLatency) -> None:
+    """Raise `ValueError` unless speeds relative to FP32 can be computed from a timing."""
+    if timing.batch and timing.batch.keys() != timing.single.keys():
+        raise ValueError("expected the same models, one by one and in batches")
+    for times in filter(None, (timing.single, timing.batch)):
+        counts = {len(blocks) for blocks in times.values()}
+        if len(counts) > 1:
+            raise ValueError("expected the same number of blocks for each model")
+    if not any(name.endswith(FP32) for name in timing.single):
+        raise ValueError("expected a latency of FP32")
 
 
 def fastest_fp32(times: Mapping[str, Blocks]) -> str:

@@ -176,10 +176,7 @@ class Document(_Part):
     exit_code: Literal[0, 3, 4] = Field(
         description="0 pass; 3 fail; 4 undecided, void or unsupported"
     )
-    use: str | None = Field(
-        description="the use that the sweep recommends the run for; null if a run was judged, not "
-        "a sweep"
-    )
+    use: str | None = Field(description="the requested use; null if a run was judged, not a sweep")
     because: Known = Field(
         description="why the run was chosen, or why none; if a run was judged, not a sweep, why it "
         "is unsupported or void"
@@ -201,7 +198,7 @@ class Answer:
 
     Attributes:
         run: the run; None if the sweep recommends no run for the use.
-        sweep: the sweep whose recommendation is judged; None for a run by itself.
+        sweep: the judged sweep; None if a run was judged.
         use: the requested use; empty without a sweep.
         because: the reason for this run, or why there is none; if it is empty, `document` has
             `RunRecord.why_none` instead.

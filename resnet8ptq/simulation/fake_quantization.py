@@ -83,7 +83,7 @@ class Round(torch.autograd.Function):  # type: ignore[misc]
     def forward(
         ctx: Any, values: torch.Tensor, low: torch.Tensor, high: torch.Tensor, steps: int
     ) -> torch.Tensor:
-        """Return each value rounded to the nearest level, clipped to the range."""
+        """Return the nearest level of each value."""
         # Compute in place where possible, because memory traffic takes much of a training step.
         scale = (high - low) / steps
         zero_point = float(torch.round(-low / scale))

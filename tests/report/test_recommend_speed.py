@@ -40,6 +40,16 @@ def test_a_run_measured_elsewhere_by_hand_is_not_timed_in_turns():
     assert alone.timing is None
 
 
+def test_a_family_timed_in_turns_keeps_no_latency_of_separate_runs():
+    """Else runs.csv would have a 95th percentile below the median."""
+    names = ("latency_p95_ms", "latency_batch_p95_ms")
+    own = {name: 0.25 for name in (*names, *(f"baseline/{name}" for name in names))}
+    selected = select(sweep(("a", predictions(), TIMED | own)), turns(a=0.5, onnx_fp32=0.6))
+    metrics = selected.family.cells[0].record.metrics
+    assert own.keys().isdisjoint(metrics)
+    assert "latency_p50_ms" in metrics
+
+
 def test_the_fastest_is_that_of_the_turns_fp32_included():
     cells = (("a", predictions(), TIMED), ("b", predictions(), {**TIMED, "calib": "entropy"}))
     result = by_use(*cells, timing=turns(a=0.2, b=0.1, onnx_fp32=0.15))

@@ -321,8 +321,19 @@ def test_a_lost_run_still_counts_as_a_comparison(logged):
     assert outcomes(logged.report("max_drop=0.021")) == ["pass", "undecided", "failed"]
 
 
-def test_a_damaged_timing_of_the_finalists_is_left_out(logged, caplog):
-    (logged.folder / FILE).write_text('["{}"]')
+WITHOUT_FP32 = {"single": {"a": [1.0]}, "batch": {}, "batch_size": 1, "threads": 1}
+WITHOUT_A_BLOCK = {**WITHOUT_FP32, "single": {"a": [1.0, 2.0], "onnx fp32": [1.0]}}
+WITHOUT_A_BATCH = {
+    **WITHOUT_FP32,
+    "single": {"a": [1.0], "onnx fp32": [1.0]},
+    "batch": {"onnx fp32": [1.0]},
+}
+
+
+@pytest.mark.parametrize("damaged", ["{}", WITHOUT_FP32, WITHOUT_A_BLOCK, WITHOUT_A_BATCH])
+def test_a_damaged_timing_of_the_finalists_is_left_out(logged, caplog, damaged):
+    text = json.dumps([damaged]).replace('"a"', f'"{logged.runs["a"]}"')
+    (logged.folder / FILE).write_text(text)
     logged.store.client.log_artifact(logged.parent_id, str(logged.folder / FILE))
     assert "## All runs" in logged.report()
     assert f"{FILE} is damaged" in caplog.text
