@@ -43,7 +43,7 @@ def test_a_run_measured_elsewhere_by_hand_is_not_timed_in_turns():
 def test_a_family_timed_in_turns_keeps_no_latency_of_separate_runs():
     """Else runs.csv would have a 95th percentile below the median."""
     names = ("latency_p95_ms", "latency_batch_p95_ms")
-    own = {name: 0.25 for name in (*names, *(f"baseline/{name}" for name in names))}
+    own = dict.fromkeys((*names, *(f"baseline/{name}" for name in names)), 0.25)
     selected = select(sweep(("a", predictions(), TIMED | own)), turns(a=0.5, onnx_fp32=0.6))
     metrics = selected.family.cells[0].record.metrics
     assert own.keys().isdisjoint(metrics)
