@@ -134,8 +134,8 @@ def say_counts(counts: Mapping[str, int]) -> str:
 def shorten(records: Sequence[RunRecord], whole: Table[Row]) -> tuple[Table[Row], str]:
     """Return the table of the rows to show at first, and a note about the hidden rows.
 
-    With up to `MANY` rows of runs, all rows are shown, without a note; otherwise the baselines and
-    the `FIRST` best runs.
+    With up to `MANY` rows of runs, all rows are shown, without a note; otherwise the baselines that
+    are not runs, and the `FIRST` best runs.
     """
     runs = rows_of_runs(whole)
     if len(runs) <= MANY:

@@ -187,7 +187,9 @@ def _with_verdict(
 def _decide_by_model(
     family: Family, cells: Sequence[Cell], margins: Sequence[tuple[Margin, int]]
 ) -> list[Verdict]:
-    """Return a verdict on the loss for each cell, corrected for the models of these cells.
+    """Return a verdict on the loss for each cell.
+
+    It is corrected for the models of these cells, or for `Family.planned` if that is more.
 
     Args:
         margins: see `decide`.

@@ -11,7 +11,7 @@ Exit codes: 0 pass; 3 fail; 4 undecided, void or unsupported; 2 wrong input; 1 a
 store that does not answer, or a sweep whose runs all ended with an error.
 The recommendation is that of `deploy` for the same `use`. If every model of a sweep has the verdict
 fail, none is recommended: `choice` is null, and the verdict is fail. A model below `min_accuracy`
-has the verdict fail, too.
+fails, too, unless the verdict is void.
 `max_drop=0.05`, `min_sqnr_db=30` and `min_accuracy=0.85` replace limits that the runs logged.
 `experiment=`, `uri=` and `root=` name the MLflow store. The fields: docs/verdict.md.
 """

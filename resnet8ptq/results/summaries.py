@@ -61,9 +61,10 @@ class SweepSummary:
         raise KeyError(run_id)
 
     def choice(self, use: str = RECOMMENDED) -> RunRecord | None:
-        """Return the recommended run for a use; None without one, or if FP32 itself is recommended.
+        """Return the recommended run for a use; None without one, or if FP32 itself is the fastest.
 
         If the sweep scored several sets of samples, the first recommendation for the use counts.
+        The use `RECOMMENDED` returns a run even if the headline advises to keep FP32.
         """
         choice = find_recommendation(use, self.choices)
         return None if choice is None else choice.run
