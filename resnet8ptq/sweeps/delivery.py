@@ -23,6 +23,7 @@ class Delivery:
         is_confirmed: whether the model was measured on the reported samples.
         path: the file that was copied last; None before the first one.
         is_measured: whether the file, if there is one, was scored or is FP32.
+        is_current: whether the file, if there is one, is that of `record`, if there is one.
     """
 
     folder: Path | None = None
@@ -32,6 +33,7 @@ class Delivery:
     is_confirmed: bool = False
     path: Path | None = None
     is_measured: bool = True
+    is_current: bool = True
 
     @property
     def confirmed_id(self) -> str | None:
@@ -47,6 +49,7 @@ class Delivery:
         self.is_confirmed = is_confirmed
         self.is_measured = True
         source = _find_model(record)
+        self.is_current = source is not None
         if source is not None:
             self._copy(source)
 

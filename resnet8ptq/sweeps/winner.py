@@ -155,10 +155,12 @@ def _announce_confirmed(winner: Winner, delivery: Delivery, folder: Path, goal: 
 
 
 def _say_file(delivery: Delivery, record: RunRecord, settings: Sequence[str]) -> None:
-    """Print the file and the command that makes it again; write the settings to `FILE`."""
+    """Print the file, if it is kept, and the command to make it; write the settings to `FILE`."""
     console = stdout(None, 240)
     folder = delivery.folder or Path()
-    if delivery.path is not None:
+    if not delivery.is_current:
+        say(console, "  file: not in the folder of its run any more")
+    elif delivery.path is not None:
         say(console, f"  file: {delivery.path}")
     say(console, f"  reproduce it: {printable(invocation.command('run', *settings))}")
     cut = record.params.get("cut_short")

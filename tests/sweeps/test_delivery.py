@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from resnet8ptq.sweeps.delivery import Delivery
+from resnet8ptq.sweeps.winner import announce
 from resnet8ptq.tracking.record import RunRecord
 
 
@@ -53,3 +54,13 @@ def test_a_run_whose_folder_is_gone_keeps_the_file_before(tmp_path):
     gone = RunRecord.of("id", {"backend": "onnx"}, {}, {"folder": str(tmp_path / "missing")})
     kept.keep(gone, "better")
     assert (tmp_path / "winner.onnx").read_bytes() == b"one"
+
+
+def test_the_file_before_is_not_printed_as_that_of_a_run_whose_folder_is_gone(tmp_path, capsys):
+    kept = Delivery(tmp_path)
+    kept.keep(make_run(tmp_path / "a", "onnx", "model.onnx", b"one"), "the first")
+    gone = RunRecord.of("id", {"backend": "onnx"}, {}, {"folder": str(tmp_path / "missing")})
+    kept.keep(gone, "better")
+    announce([], kept, "fastest")
+    printed = capsys.readouterr().out
+    assert "better" in printed and "winner.onnx" not in printed
