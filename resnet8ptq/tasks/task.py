@@ -170,7 +170,7 @@ class Task:
         beside: further metrics that tables show beside the primary metric.
         class_names: the names of the classes; empty without classes, or if they are not known.
         pair_metrics: metrics of a comparison by MLflow name.
-        reference: FP32 as the reference; None if labels are the reference.
+        reference: FP32 as the reference; None for another reference, such as labels.
         doubt: returns the reason why no verdict is valid for a baseline with these scores, or None.
             If FP32 is not proven better than chance, or is clearly worse than expected, then the
             network, the data or the preprocessing may be wrong.

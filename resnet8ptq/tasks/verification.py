@@ -66,7 +66,8 @@ class Pairs:
 
     @classmethod
     def of(cls, scores: Values, items: Indices, same: NDArray[np.bool_]) -> "Pairs":
-        """Sort pairs by their scores, once for all bootstrap samples."""
+        """Sort pairs by their scores, once for all bootstrap samples; NaN is the lowest score."""
+        scores = _lower_nan(scores)
         order = np.argsort(-scores, kind="stable")
         ranked = scores[order]
         last = np.flatnonzero(np.append(ranked[1:] != ranked[:-1], True))
@@ -89,6 +90,11 @@ class Pairs:
             accepted = np.cumsum(drawn * kind)
             rates.append(np.append(0.0, accepted[self.last]) / accepted[-1])
         return rates[0], rates[1]
+
+
+def _lower_nan(scores: Values) -> Values:
+    """Return scores with minus infinity for NaN, which a broken network may return."""
+    return np.where(np.isnan(scores), -np.inf, scores)
 
 
 def find_eer(false: Values, true: Values) -> float:
@@ -149,7 +155,7 @@ def find_hits(values: Values, identities: Indices, k: int) -> NDArray[np.bool_]:
     """Return for each sample [n] whether one of the `k` nearest others has the same identity.
 
     Equally near samples of other identities count as nearer, so that constant embeddings are no
-    hits.
+    hits. A sample with NaN is the farthest from all others.
     """
     lengths = np.linalg.norm(values, axis=1, keepdims=True)
     unit = values / np.where(lengths == 0, 1, lengths)
@@ -158,7 +164,7 @@ def find_hits(values: Values, identities: Indices, k: int) -> NDArray[np.bool_]:
         rows = np.arange(start, min(start + AT_ONCE, len(values)))
 
         # Compare with all other samples
-        nearness = unit[rows] @ unit.T
+        nearness = _lower_nan(unit[rows] @ unit.T)
         nearness[rows - start, rows] = -np.inf
         same = identities == identities[rows, np.newaxis]
         best = np.where(same, nearness, -np.inf).max(axis=1, keepdims=True)

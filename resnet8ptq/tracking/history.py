@@ -249,7 +249,7 @@ def say_newest(newest: RunRecord) -> None:
 
 
 def locate(store: Store, record: RunRecord, name: str = "") -> Path | None:
-    """Return the folder of a run's files, or the path of its file `name`; None on a server.
+    """Return the folder of a run's files, or the path of its file `name`; None if a server has it.
 
     Raises:
         TrackingError: the address of the files is outside the store, whose records are untrusted.

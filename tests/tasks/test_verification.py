@@ -73,6 +73,22 @@ def test_recall_of_the_nearest_samples(k):
     assert value("recall", VALUES, Targets(PEOPLE), k=k) == pytest.approx(expected, abs=1e-9)
 
 
+@pytest.mark.parametrize(("primary", "chance"), [("eer", 0.5), ("tar", 0), ("recall", 0)])
+def test_embeddings_of_nan_are_no_better_than_chance(monkeypatch, primary, chance):
+    """Pairs of one identity come first in a long list, and NaN kept this order."""
+    monkeypatch.setattr(verification, "MOST_PAIRS", 500)
+    none = np.full_like(VALUES, np.nan)
+    assert value(primary, none, Targets(PEOPLE)) == chance
+
+
+def test_a_sample_with_nan_is_near_no_other():
+    broken = np.arange(len(VALUES)) % 4 == 0
+    values = np.where(broken[:, np.newaxis], np.nan, VALUES)
+    hits = verification.find_hits(values, PEOPLE, 1)
+    assert not hits[broken].any()
+    assert (hits[~broken] == verification.find_hits(VALUES[~broken], PEOPLE[~broken], 1)).all()
+
+
 def test_many_pairs_of_different_identities_are_drawn(monkeypatch):
     monkeypatch.setattr(verification, "MOST_PAIRS", 500)
     assert len(verification._list_pairs(PEOPLE)) == 500 + 40 * 6
