@@ -349,7 +349,7 @@ def _score(
 
 
 def _doubt(metric: Metric, baseline: TokenScores, expected: float | None) -> str | None:
-    """Return a doubt if the metric's interval reaches chance, or lies below `expected`."""
+    """Return a doubt if the interval includes chance or worse, or lies below `expected`."""
     interval = baseline.per_sample.interval
     shown = metric.show(baseline.value)
     chance = baseline.of_others

@@ -265,7 +265,7 @@ def _find_recall(values: Values, identities: Indices, k: int) -> tuple[Chosen, f
 
 
 def _doubt(metric: Metric, baseline: VerificationScores, expected: float | None) -> str | None:
-    """Return a doubt if the metric's interval reaches chance, or lies below `expected`.
+    """Return a doubt if the interval includes chance or worse, or lies below `expected`.
 
     An error rate is not compared with `expected`.
     """
