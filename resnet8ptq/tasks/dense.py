@@ -132,7 +132,10 @@ def _score(
 
 
 def _arrange(targets: Array, shape: tuple[int, ...]) -> Array:
-    """Return targets with the axes of the outputs, where channels are first, last or left out."""
+    """Return targets with the axes of the outputs.
+
+    Targets of another shape than the outputs have their channels last, or none.
+    """
     if targets.ndim == 4 and len(shape) == 4 and targets.shape != shape:
         targets = np.moveaxis(targets, 3, 1)
     return targets.reshape(shape)
