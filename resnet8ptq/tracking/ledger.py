@@ -67,12 +67,12 @@ def count_earlier(
 ) -> EarlierRuns:
     """Count the earlier quantized runs of the same network that scored all or some of the samples.
 
-    For a sweep, runs are earlier if they started before it. Deleted runs count, because somebody
-    has seen their results. Analyses, FP32 and runs without a result do not count. If the store is
-    unavailable, a warning is logged, and no run is counted.
+    Runs are earlier if they started before the sweep, or before the single run. Deleted runs count,
+    because somebody has seen their results. Analyses, FP32 and runs without a result do not count.
+    If the store is unavailable, a warning is logged, and no run is counted.
 
     Args:
-        records: the runs of one family of a sweep, or a single run that has just ended.
+        records: the runs of one family of a sweep, or a single run.
         ids: ids of the samples; None if only runs on exactly the same samples count.
     """
     scored = _find_scored(records)
@@ -125,9 +125,10 @@ def _counts(record: RunRecord, scored: RunRecord) -> bool:
 
 
 def _find(store: Store, scored: RunRecord, digest: str) -> list[RunRecord]:
-    """Return the newest runs whose digest meets a condition; for a sweep, only runs before it."""
+    """Return the newest earlier runs whose digest meets a condition, see `count_earlier`."""
     filters = f"tags.test_digest {digest}"
-    if scored.sweep_id:
-        begun = store.client.get_run(scored.sweep_id).info.start_time
+    own_id = scored.sweep_id or scored.run_id
+    if own_id != scored.key:  # a run that the store lacks is newer than all of its runs
+        begun = store.client.get_run(own_id).info.start_time
         filters += f" AND attributes.start_time < {begun}"
     return history.find_runs(store, filters, most=MOST, deleted=True)

@@ -54,6 +54,20 @@ def test_a_run_on_some_of_the_samples_counts(tmp_path):
     assert ledger.count_earlier(store, [record], ids[4:]) == EarlierRuns(0)
 
 
+def test_a_later_run_is_not_earlier(tmp_path):
+    store = new_store(tmp_path / "mlruns")
+    first, second = (log_everything(store, tmp_path / name) for name in "ab")
+    counts = [ledger.count_earlier(store, [history.load_run(store, i)]) for i in (first, second)]
+    assert counts == [EarlierRuns(0), EarlierRuns(1)]
+
+
+def test_all_runs_are_earlier_than_a_run_that_the_store_lacks(tmp_path):
+    store = new_store(tmp_path / "mlruns")
+    record = history.load_run(store, log_everything(store, tmp_path / "a"))
+    lacking = record.changed(run_id="0", tags={**record.tags, "record": "0"})
+    assert ledger.count_earlier(store, [lacking]) == EarlierRuns(1)
+
+
 def test_a_digest_of_a_stranger_is_no_query(tmp_path):
     store = new_store(tmp_path / "mlruns")
     run_id = log_everything(store, tmp_path / "0")
