@@ -300,7 +300,10 @@ class RunRecord(BaseModel):
         )
 
     def changed(self, **logged: Any) -> Self:
-        """Return the record with other values of attributes in `_READ`, without an assessment."""
+        """Return the record with new values of attributes.
+
+        Values of attributes outside `_READ`, such as an earlier assessment, are not kept.
+        """
         before = {name: getattr(self, name) for name in _READ}
         return self.of(**before | logged)
 
@@ -533,10 +536,10 @@ class RunRecord(BaseModel):
 
     @property
     def deploy_command(self) -> str | None:
-        """The command that exports the file with a model card; None without a file of this tool.
+        """The command that exports the file with a model card; None unless the run ended as `ok`.
 
-        It is also None if the verdict is void, because `deploy` refuses it, or if the command is
-        not printable.
+        It is also None if another program wrote the file, if the verdict is void, because `deploy`
+        refuses it, or if the command is not printable.
         """
         if self.status != "ok" or self.doubt or not self.deploy_words:
             return None

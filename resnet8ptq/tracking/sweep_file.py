@@ -1,4 +1,4 @@
-"""The file in a sweep's folder from which jobs read the store, the parent run and settings.
+"""The file in a sweep's folder from which jobs in other processes read store and settings.
 
 Jobs on another machine see the shared folder, but not the environment variables of the sweep.
 """

@@ -1,8 +1,8 @@
 """Logs a run's artifact as an MLflow model, with signature, example and pinned requirements.
 
 Files of the backend onnx use MLflow's onnx flavor, and other files a small pyfunc. MLflow copies
-the code of the pyfunc (`served_model` and the backend's `serving`) next to the file. A server
-therefore needs the framework and NumPy, but not this package.
+the code of the pyfunc (`served_model` and the backend's `serving`) into the model's folder. A
+server therefore needs the framework and NumPy, but not this package.
 """
 
 import re

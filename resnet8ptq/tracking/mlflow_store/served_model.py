@@ -1,8 +1,8 @@
 """Serves a run's file through MLflow's pyfunc, by the module `serving` of its backend.
 
-MLflow copies both modules next to the file. They do not import resnet8ptq, and import a framework
-only when they load a file. A server therefore needs only the framework of the file, and logging a
-model needs none.
+MLflow copies this module and `serving` into the model's folder. They do not import resnet8ptq, and
+import a framework only when they load a file. A server therefore needs only the framework of the
+file, and logging a model needs none.
 """
 
 from collections.abc import Callable
