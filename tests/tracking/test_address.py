@@ -96,7 +96,7 @@ def test_addresses_without_a_secret_are_taken(uri):
     "uri",
     [
         *("sftp://h/x", "ftp://h/x", "s3://bucket/x", "file:///tmp/x", "mlruns", "databricks"),
-        *("nosuch+driver://h", "x\x1b[31m://h", "://h", "sqlite:x"),
+        *("nosuch+driver://h", "http+unix://h", "x\x1b[31m://h", "://h", "sqlite:x"),
     ],
 )
 def test_an_address_of_no_store_is_refused_with_those_that_are(uri, written):

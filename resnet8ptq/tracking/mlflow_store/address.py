@@ -98,7 +98,8 @@ def check(uri: str, written: bool) -> None:
     key = KEY if written else VARIABLE
     _check_user(uri, written)
     scheme, separator, _ = uri.partition("://")
-    if not separator or scheme.partition("+")[0] not in (*_SERVERS, *_DATABASES):
+    is_known = scheme in _SERVERS or scheme.partition("+")[0] in _DATABASES
+    if not separator or not is_known:
         takes = " | ".join(f"{name}://" for name in (*_SERVERS, *_DATABASES))
         got = "another address"
         if separator and scheme.isalnum():
