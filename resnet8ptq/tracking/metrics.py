@@ -71,7 +71,7 @@ LATENCIES = (
 
 
 def value(metric: Metric, group: str = "", prefix: str = "") -> Shown:
-    """Return how MLflow shows a task's metric: in percent if it is a fraction.
+    """Return how MLflow shows a task's metric: in percent if `Metric.percent` is set.
 
     Args:
         group: the group in MLflow, and the beginning of the name in it.
@@ -83,7 +83,7 @@ def value(metric: Metric, group: str = "", prefix: str = "") -> Shown:
 
 
 def loss(metric: Metric, group: str = "", prefix: str = "") -> Shown:
-    """Return how MLflow shows the loss against FP32: in points, in percent, or as logged.
+    """Return how MLflow shows the loss against FP32: in points, percent, or the metric's unit.
 
     `group` and `prefix` are those of `value`.
     """

@@ -302,7 +302,7 @@ class RunRecord(BaseModel):
     def changed(self, **logged: Any) -> Self:
         """Return the record with new values of attributes.
 
-        Values of attributes outside `_READ`, such as an earlier assessment, are not kept.
+        Earlier values of attributes outside `_READ`, such as an assessment, are not kept.
         """
         before = {name: getattr(self, name) for name in _READ}
         return self.of(**before | logged)

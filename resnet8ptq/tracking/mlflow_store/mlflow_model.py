@@ -112,8 +112,8 @@ def log_model(store: Store, run_id: str, journal: Journal, folder: Path) -> None
 
     Raises:
         TrackingError: the artifact or the example is missing, a link or damaged, no backend writes
-            such an artifact, the store's folder for models does not belong to it, or MLflow has
-            refused the model.
+            such an artifact, the store's folder for models does not belong to it, or the store is
+            unavailable or refuses the model.
         PackageNotFoundError: a package that a server needs is not installed here.
     """
     described = journal.model

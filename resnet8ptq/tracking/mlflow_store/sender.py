@@ -46,10 +46,10 @@ def _create(store: Store, journal: Journal) -> str:
 
 
 def send(store: Store, folder: Path, call: Callable[..., object], *arguments: Any) -> None:
-    """Call a function with store, run id and `arguments`, unless `close_run` logs the whole run.
+    """Call a function with store, run id and `arguments`, or leave the run to `close_run`.
 
-    It does so after a call that found the store unavailable, after a failure to create the run, and
-    if the process that opened the run has died.
+    The run is left to `close_run` after a call that found the store unavailable, after a failure to
+    create the run, and if the process that opened the run has died.
     """
     _open.setdefault(folder, None)
     _send(store, folder, call, *arguments)
