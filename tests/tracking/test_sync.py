@@ -69,6 +69,13 @@ def test_what_is_logged_later_is_what_would_have_been_logged(store, tmp_path):
         assert str(sync.sync(store, tmp_path / "away")).startswith("0 runs logged")
 
 
+def test_single_runs_without_an_id_are_logged_apart(store, tmp_path):
+    for name in "ab":
+        log_everything(AWAY, tmp_path / "runs" / name)
+    assert not sync.sync(store, tmp_path / "runs").parents
+    assert [record.sweep_id for record in history.find_runs(store, "")] == ["", ""]
+
+
 def test_a_sweep_that_closes_waits_for_its_jobs_and_not_for_itself(store, tmp_path, monkeypatch):
     tmp_path.joinpath("0").mkdir()
     parent_id = start_parent(store, "sweep", tmp_path, {})

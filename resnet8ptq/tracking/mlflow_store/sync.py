@@ -78,7 +78,7 @@ def sync(store: Store, root: Path, wait_s: float = 0) -> Synced:
             synced.killed.append(folder)
 
         # Log the run below the sweep's run in this store
-        if kept.parent_id in ids:
+        if kept.parent_id is not None and kept.parent_id in ids:
             kept.parent_id = ids[kept.parent_id]
             kept.tags[journal.PARENT_TAG] = kept.parent_id
         ids[kept.run_id] = upload.push(store, kept, folder)
