@@ -155,7 +155,7 @@ def _measure(name: str, said: Maps, true: Maps, peak: float) -> float:
         error = float(((said.clip(0, peak) - true) ** 2).mean()) / peak**2
         if error == 0:
             return MOST_DB
-        return min(MOST_DB, -10 * float(np.log10(error)))
+        return float(np.minimum(MOST_DB, -10 * np.log10(error)))  # NaN stays NaN, unlike by min
 
     # The metrics of depth
     known = true > 0

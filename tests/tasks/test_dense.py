@@ -101,3 +101,11 @@ def test_target_pictures_of_another_size_beside_pictures(tmp_path):
         registry.read(
             FolderConfig(root=small, targets=large, masks=large), PreprocessConfig(), tmp_path
         )
+
+
+def test_pictures_of_nan_have_no_psnr():
+    """The limit of an exact picture, 100 dB, must not stand for NaN."""
+    task, fp32 = score("psnr", NOISY, PICTURES)
+    _, broken = score("psnr", np.full_like(NOISY, np.nan), PICTURES)
+    assert np.isnan(broken.value)
+    assert task.compare(broken, fp32).p_within(0.5) == 1
