@@ -18,6 +18,7 @@ from resnet8ptq.tasks.scoring.bootstrap import BOOTSTRAP, BootstrapScores
 from resnet8ptq.tasks.scoring.comparison import doubt_below
 from resnet8ptq.tasks.scoring.metric import Metric, Metrics
 from resnet8ptq.tasks.scoring.outputs import Outputs, Targets, TaskContext, check_labels, describe
+from resnet8ptq.tasks.scoring.ranking import place_nan
 from resnet8ptq.tasks.scoring.statistics import Values
 from resnet8ptq.tasks.similarity import cosine, pair_up
 from resnet8ptq.tasks.task import Scope, Task, TaskType
@@ -66,10 +67,10 @@ class Pairs:
 
     @classmethod
     def of(cls, scores: Values, items: Indices, same: NDArray[np.bool_]) -> "Pairs":
-        """Sort pairs by their scores, once for all bootstrap samples; NaN is the lowest score."""
-        scores = _lower_nan(scores)
-        order = np.argsort(-scores, kind="stable")
-        ranked = scores[order]
+        """Sort pairs by their scores, once for all bootstrap samples; see `place_nan` for NaN."""
+        placed = place_nan(scores, same)
+        order = np.argsort(-placed, kind="stable")
+        ranked = placed[order]
         last = np.flatnonzero(np.append(ranked[1:] != ranked[:-1], True))
         return cls(items[order], same[order], last)
 
@@ -90,11 +91,6 @@ class Pairs:
             accepted = np.cumsum(drawn * kind)
             rates.append(np.append(0.0, accepted[self.last]) / accepted[-1])
         return rates[0], rates[1]
-
-
-def _lower_nan(scores: Values) -> Values:
-    """Return scores with minus infinity for NaN, which a broken network may return."""
-    return np.where(np.isnan(scores), -np.inf, scores)
 
 
 def find_eer(false: Values, true: Values) -> float:
@@ -164,7 +160,8 @@ def find_hits(values: Values, identities: Indices, k: int) -> NDArray[np.bool_]:
         rows = np.arange(start, min(start + AT_ONCE, len(values)))
 
         # Compare with all other samples
-        nearness = _lower_nan(unit[rows] @ unit.T)
+        nearness = unit[rows] @ unit.T
+        nearness[np.isnan(nearness)] = -np.inf
         nearness[rows - start, rows] = -np.inf
         same = identities == identities[rows, np.newaxis]
         best = np.where(same, nearness, -np.inf).max(axis=1, keepdims=True)

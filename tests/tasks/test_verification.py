@@ -73,12 +73,12 @@ def test_recall_of_the_nearest_samples(k):
     assert value("recall", VALUES, Targets(PEOPLE), k=k) == pytest.approx(expected, abs=1e-9)
 
 
-@pytest.mark.parametrize(("primary", "chance"), [("eer", 0.5), ("tar", 0), ("recall", 0)])
-def test_embeddings_of_nan_are_no_better_than_chance(monkeypatch, primary, chance):
+@pytest.mark.parametrize(("primary", "worst"), [("eer", 1), ("tar", 0), ("recall", 0)])
+def test_embeddings_of_nan_are_wrong(monkeypatch, primary, worst):
     """Pairs of one identity come first in a long list, and NaN kept this order."""
     monkeypatch.setattr(verification, "MOST_PAIRS", 500)
     none = np.full_like(VALUES, np.nan)
-    assert value(primary, none, Targets(PEOPLE)) == chance
+    assert value(primary, none, Targets(PEOPLE)) == worst
 
 
 def test_a_sample_with_nan_is_near_no_other():
