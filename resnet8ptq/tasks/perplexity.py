@@ -177,7 +177,7 @@ def measure_unigram(numbers: NDArray[np.integer], vocabulary: int) -> Values:
     close to uniform.
 
     Args:
-        numbers: the next tokens, counted from 1 [n, tokens - 1]; 0 is padding.
+        numbers: the next tokens, counted from 1 [n, tokens - 1]; 0 for those that do not count.
     """
     counts = np.bincount(numbers.reshape(-1), minlength=vocabulary + 1)
     total = counts[1:].sum() + vocabulary

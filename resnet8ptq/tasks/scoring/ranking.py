@@ -30,7 +30,7 @@ CHANCE = 0.5  # the AUC of random scores
 
 
 def place_nan(scores: NDArray[np.floating], positive: NDArray[np.bool_]) -> NDArray[np.floating]:
-    """Return scores [n, ...] whose NaN rank wrong: positives lowest, and negatives highest.
+    """Return scores [n, ...] in which NaN ranks as wrong: a positive lowest, a negative highest.
 
     A sort would put NaN at one end, where a network that overflows may seem to be right.
 

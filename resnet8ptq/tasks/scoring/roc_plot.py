@@ -26,7 +26,7 @@ def draw(model: Ranking, baseline: Ranking, title: str) -> Figure:
 
 
 def _rates(scores: NDArray[np.floating], positive: NDArray[np.bool_]) -> tuple[Array, Array]:
-    """Return the false and true positive rates, from 0 and then at each score, descending."""
+    """Return false and true positive rates: 0, then those at each different score, descending."""
     scores = place_nan(scores, positive)
     order = np.argsort(-scores, kind="stable")
     ranked = scores[order]
