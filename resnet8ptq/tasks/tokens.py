@@ -292,7 +292,7 @@ def build(
 
     Args:
         primary: a key of `METRICS`.
-        decoder: decodes the outputs; None for a finished run.
+        decoder: the tags, and the rules for their spans; None for a finished run.
     """
     # A finished run has neither kinds nor names
     kinds: tuple[str, ...] = ()
