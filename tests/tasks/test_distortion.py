@@ -228,3 +228,12 @@ def test_a_torch_model_without_a_softmax_has_no_logits(tmp_path):
     config = make_config("data=shapes", "backend=torch", "dtype=fp32")
     predictor = quantizer_of(config).load(tmp_path / "model.pt", THREADS)
     assert predictor.logits(np.zeros((1, 2, 2, 3), np.float32)) is None
+
+
+@pytest.mark.parametrize(
+    ("values", "silent"), [((np.nan, np.nan), True), ((np.nan, 1), False), ((2, 2), True)]
+)
+def test_an_output_of_nan_for_every_sample_is_silent(values, silent):
+    """Its metrics are NaN, so that no test decides."""
+    signal = np.array([[1.0], [2.0]], np.float32)
+    assert distortion.is_silent(signal, np.array(values, np.float32)[:, np.newaxis]) == silent

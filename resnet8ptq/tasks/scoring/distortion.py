@@ -49,7 +49,7 @@ def noise_ratio(signal: Array, values: Array, transform: Transform | None = None
 def is_silent(signal: Array, values: Array) -> bool:
     """Return whether the values are the same for every sample, although the signal varies.
 
-    If all values are zero, they are silent for any signal that is not zero.
+    If all values are zero, they are silent for any signal that is not zero. NaN equals NaN.
 
     A metric that averages over samples hides such an output if a few samples have most of the
     signal. For example, a network that returned only zeros had a mean error of 23%, and its verdict
@@ -60,7 +60,9 @@ def is_silent(signal: Array, values: Array) -> bool:
     """
     first = values[:1]
     for part in parts(values):
-        if not (values[part] == first).all():
+        held = values[part]
+        both_nan = (held != held) & (first != first)
+        if not ((held == first) | both_nan).all():
             return False
     if not first.any():
         return any(signal[part].any() for part in parts(signal))
