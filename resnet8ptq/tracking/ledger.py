@@ -80,10 +80,11 @@ def count_earlier(
         return NO_EARLIER_RUNS
     try:
         check_answers(store.uri)
-        same = _find(store, scored, f"= '{scored.samples_digest}'")
+        begun_ms = _find_start(store, records)
+        same = _find(store, f"= '{scored.samples_digest}'", begun_ms)
         others = []
         if ids is not None:
-            others = _find(store, scored, f"!= '{scored.samples_digest}'")
+            others = _find(store, f"!= '{scored.samples_digest}'", begun_ms)
     except Exception as error:
         if not is_away(error):
             raise
@@ -124,11 +125,27 @@ def _counts(record: RunRecord, scored: RunRecord) -> bool:
     return is_model and _network_of(record) == _network_of(scored)
 
 
-def _find(store: Store, scored: RunRecord, digest: str) -> list[RunRecord]:
-    """Return the newest earlier runs whose digest meets a condition, see `count_earlier`."""
+def _find_start(store: Store, records: Sequence[RunRecord]) -> int | None:
+    """Return the start of the records' sweep or single run in ms; None if the store lacks it.
+
+    The latest start counts, because a sweep may have taken over earlier runs from outside.
+    """
+    ids = set()
+    for record in records:
+        run_id = record.sweep_id or record.run_id
+        if run_id != record.key:  # the id of a run that the store lacks is its key
+            ids.add(run_id)
+    starts = [store.client.get_run(run_id).info.start_time for run_id in ids]
+    return max(starts, default=None)
+
+
+def _find(store: Store, digest: str, before_ms: int | None) -> list[RunRecord]:
+    """Return the newest runs whose digest meets a condition.
+
+    Args:
+        before_ms: the time before which the runs started; None for any.
+    """
     filters = f"tags.test_digest {digest}"
-    own_id = scored.sweep_id or scored.run_id
-    if own_id != scored.key:  # a run that the store lacks is newer than all of its runs
-        begun = store.client.get_run(own_id).info.start_time
-        filters += f" AND attributes.start_time < {begun}"
+    if before_ms is not None:
+        filters += f" AND attributes.start_time < {before_ms}"
     return history.find_runs(store, filters, most=MOST, deleted=True)

@@ -73,3 +73,12 @@ def test_a_digest_of_a_stranger_is_no_query(tmp_path):
     run_id = log_everything(store, tmp_path / "0")
     store.client.set_tag(run_id, "test_digest", "' OR 1=1")
     assert ledger.count_earlier(store, history.find_runs(store, "")) == EarlierRuns(0)
+
+
+def test_runs_after_a_run_that_the_sweep_has_taken_over_are_earlier(tmp_path):
+    store = new_store(tmp_path / "mlruns")
+    shared, _ = (log_everything(store, tmp_path / name) for name in "ab")
+    parent = start_parent(store, "sweep", tmp_path, {})
+    own = log_everything(store, tmp_path / "c", parent)
+    records = [history.load_run(store, run_id) for run_id in (shared, own)]
+    assert ledger.count_earlier(store, records) == EarlierRuns(1)
