@@ -338,7 +338,7 @@ class RunRecord(BaseModel):
 
     @property
     def combination(self) -> Combination:
-        """The settings that name the run: framework, dtype, method, calibration, granularity."""
+        """The settings that name the run, such as framework and dtype."""
         return Combination.of_params(self.params)
 
     @property

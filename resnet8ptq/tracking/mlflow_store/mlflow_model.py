@@ -74,7 +74,7 @@ def _unlisted_packages() -> Iterator[None]:
 
 
 def find_model(store: Store, run_id: str) -> "LoggedModel | None":
-    """Return the model that a run has logged with its files, or None.
+    """Return the complete model that a run has logged, or None.
 
     MLflow links a model to its run first, and uploads the files later. A killed process may
     therefore leave a model without files, which is not READY.
@@ -90,7 +90,7 @@ def find_model(store: Store, run_id: str) -> "LoggedModel | None":
 
 
 def _find_ready(store: Store, model_id: str) -> "LoggedModel | None":
-    """Return a model; None if its files are missing, or if somebody has deleted it."""
+    """Return a model; None if its upload is not complete, or if somebody has deleted it."""
     from mlflow.entities import LoggedModelStatus
 
     try:
