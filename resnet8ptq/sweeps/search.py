@@ -562,7 +562,7 @@ def noise(record: RunRecord) -> float:
     if divergence is not None:
         return divergence
     sqnr_db = record.metrics.get("sqnr_db")
-    if sqnr_db is None:  # the outputs are equal
+    if sqnr_db is None:  # equal outputs, with rare exceptions such as NaN
         return 0.0
     return float(10 ** (-sqnr_db / 10))
 

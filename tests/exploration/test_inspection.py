@@ -6,6 +6,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from resnet8ptq.backends.advice import TRY
+from resnet8ptq.backends.registry import BACKENDS
 from resnet8ptq.exploration.inspection import _compare, _compare_classes, _SampleFacts
 from resnet8ptq.exploration.search import candidates
 from resnet8ptq.models import summary
@@ -108,6 +109,18 @@ def test_tflite_lacks_loops(tmp_path):
     summary = summarize(path, tmp_path)
     assert summary.treatment("Conv", "tflite") == "-"
     assert summary.treatment("Conv", "openvino") == "8 bits"
+
+
+def test_openvino_takes_the_operators_that_onnx_runtime_rounds_in_qdq(quantize):
+    """Some of them, such as Add, have no class of their own in ONNX Runtime's quantizer."""
+    graph = onnx.load(quantize("backend=openvino", "dtype=int8").artifact.path).graph
+    makers = {name: node.op_type for node in graph.node for name in node.output}
+    rounded = set()
+    for node in graph.node:
+        if makers.get(node.input[0]) == "DequantizeLinear":
+            rounded.add(node.op_type)
+    assert "Add" in rounded
+    assert rounded - {"QuantizeLinear"} <= BACKENDS["openvino"].find_operators()
 
 
 def test_a_backend_that_lacks_an_operator_is_not_advised(tmp_path):

@@ -11,7 +11,7 @@ BACKEND = Backend(
     packages=("openvino", "onnx", "onnxruntime"),
     extra="openvino",
     suffixes=(".onnx",),
-    operators="resnet8ptq.backends.onnx.operators:find_in_qdq",
+    operators="resnet8ptq.backends.onnx.operators:find_quantized",
     search=Search(
         sums_in_16_bits=True, chooses_operators=True, weights_alone=True, float16_weights=True
     ),
