@@ -375,6 +375,10 @@ def _check(needed: int) -> None:
         )
 
 
+# A function takes one of several outputs, such as of a Split; modules are the other operators.
+_CALLS = ("call_module", "call_function")
+
+
 def _blocks(module: Any, roundings: Mapping[str, LearnedRounding]) -> list[Block]:
     """Return the blocks of a traced graph, made of the parts of `_cut` by `_join_parts`.
 
@@ -384,7 +388,7 @@ def _blocks(module: Any, roundings: Mapping[str, LearnedRounding]) -> list[Block
     index = {node: number for number, node in enumerate(module.graph.nodes)}
     last = {}  # the last reader of each node
     for node in module.graph.nodes:
-        if node.op == "call_module":
+        if node.op in _CALLS:
             last[node] = max((index[user] for user in node.users), default=-1)
 
     # Find the layers of a part by the learned rounding among its modules
@@ -393,7 +397,8 @@ def _blocks(module: Any, roundings: Mapping[str, LearnedRounding]) -> list[Block
     def modules_of(part: list[Any]) -> list[Any]:
         modules: list[Any] = []
         for node in part:
-            modules += module.get_submodule(node.target).modules()
+            if node.op == "call_module":
+                modules += module.get_submodule(node.target).modules()
         return modules
 
     def names(part: list[Any]) -> list[str]:
@@ -424,18 +429,23 @@ def _blocks(module: Any, roundings: Mapping[str, LearnedRounding]) -> list[Block
 def _cut(module: Any, index: Mapping[Any, int], last: Mapping[Any, int]) -> list[list[Any]]:
     """Return the sequences of nodes between the points where a single tensor is live.
 
-    The network's input does not count. A layer and its fused activation stay together.
+    The network's input does not count. A layer and its fused activation stay together, and so do an
+    operator with several outputs and the functions that take one of them.
 
     Args:
         index: the position of each node.
-        last: the nodes that call modules, with the position of their last reader.
+        last: the nodes of `_CALLS`, with the position of their last reader.
     """
     parts: list[list[Any]] = [[]]
     live: set[Any] = set()
     for node in last:
         parts[-1].append(node)
         live = {other for other in live | {node} if last[other] > index[node]}
-        if len(live) == 1 and not _is_fused(module, node):
+        if len(live) != 1 or _is_fused(module, node):
+            continue
+        [tensor] = live
+        has_several = any(user.op == "call_function" for user in tensor.users)
+        if not has_several:
             parts.append([])
     return parts
 
@@ -493,7 +503,8 @@ def _call(module: Any, nodes: list[Any], inputs: Values) -> Values:
     for node in nodes:
         args = torch.fx.node.map_arg(node.args, look_up)
         kwargs = torch.fx.node.map_arg(node.kwargs, look_up)
-        values[node.name] = module.get_submodule(node.target)(*args, **kwargs)
+        call = module.get_submodule(node.target) if node.op == "call_module" else node.target
+        values[node.name] = call(*args, **kwargs)
     return values
 
 

@@ -25,6 +25,7 @@ from resnet8ptq.simulation.fake_quantization import FakeQuantize, drop_rounding
 from tests.helpers.assembling import assemble
 from tests.helpers.configs import make_config
 from tests.helpers.factories import quantize_network, quantizer_of, runtime_of
+from tests.helpers.product_networks import split_network
 
 ITERATIONS = 25
 
@@ -182,6 +183,18 @@ def test_it_goes_with_no_other_way_to_learn(other):
 def test_tokens_of_a_block_stay_exact():
     tokens = torch.tensor([[1, 2], [3, 4]])
     assert torch.equal(drop_rounding(tokens, tokens, 0.5), tokens)
+
+
+def test_the_parts_of_a_split_stay_in_its_block(tmp_path):
+    path = tmp_path / "split.onnx"
+    samples = Split(split_network(path), None, "made")
+    proto, ranges = reconstruction.reconstruct(
+        path, setting_of(samples, WeightScheme("int4")), 9, 1
+    )
+    assert ranges["left"] == ranges["right"] == ranges["c"]
+    exact = open_runner(str(path), 1)(samples.stored)[0]
+    error = np.abs(open_runner(proto, 1)(samples.stored)[0] - exact).max()
+    assert 0 < error < 0.2
 
 
 def test_a_later_block_may_read_the_networks_input(tmp_path):

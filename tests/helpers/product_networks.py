@@ -35,6 +35,23 @@ def write_mixer(path: Path) -> Path:
     return write(path, nodes, constants, {"pixels": ["N", 3, 8, 6]}, {"scores": ["N", CLASSES]})
 
 
+def split_network(path: Path) -> Array:
+    """Two halves of a convolution's channels are added and classified; return four samples."""
+    random = np.random.default_rng(0)
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["c"], "conv"),
+        helper.make_node("Split", ["c"], ["left", "right"], "split", axis=1),
+        helper.make_node("Add", ["left", "right"], ["m"], "add"),
+        helper.make_node("GlobalAveragePool", ["m"], ["g"], "pool"),
+        helper.make_node("Flatten", ["g"], ["f"], "flatten"),
+        helper.make_node("MatMul", ["f", "v"], ["l"], "dense"),
+        helper.make_node("Softmax", ["l"], ["y"], "softmax", axis=-1),
+    ]
+    constants = {"w": random.normal(size=(4, 3, 3, 3)) / 5, "v": random.normal(size=(2, 5))}
+    write(path, nodes, constants, {"x": ["n", 3, 8, 8]}, {"y": ["n", 5]})
+    return random.normal(size=(4, 3, 8, 8)).astype(np.float32)
+
+
 def write(
     path: Path,
     nodes: list[onnx.NodeProto],

@@ -1,32 +1,9 @@
-import numpy as np
-import onnx
 import torch
-from onnx import helper
 
 from resnet8ptq.precision.grid import ActivationScheme, WeightScheme
 from resnet8ptq.precision.plan import Plan
 from resnet8ptq.simulation import network
-from tests.helpers.assembling import assemble
-
-
-def split_network(path):
-    """Two halves of a convolution's channels are added and classified."""
-    random = np.random.default_rng(0)
-    nodes = [
-        helper.make_node("Conv", ["x", "w"], ["c"], "conv"),
-        helper.make_node("Split", ["c"], ["left", "right"], "split", axis=1),
-        helper.make_node("Add", ["left", "right"], ["m"], "add"),
-        helper.make_node("GlobalAveragePool", ["m"], ["g"], "pool"),
-        helper.make_node("Flatten", ["g"], ["f"], "flatten"),
-        helper.make_node("MatMul", ["f", "v"], ["l"], "dense"),
-        helper.make_node("Softmax", ["l"], ["y"], "softmax", axis=-1),
-    ]
-    constants = {
-        "w": random.normal(size=(4, 3, 3, 3)).astype(np.float32) / 5,
-        "v": random.normal(size=(2, 5)).astype(np.float32),
-    }
-    onnx.save(assemble(nodes, {"x": ["n", 3, 8, 8]}, {"y": ["n", 5]}, constants), path)
-    return random.normal(size=(4, 3, 8, 8)).astype(np.float32)
+from tests.helpers.product_networks import split_network
 
 
 def build(path, skipped):
