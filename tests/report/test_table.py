@@ -4,6 +4,7 @@ import csv
 import io
 import math
 import re
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -14,7 +15,7 @@ from resnet8ptq.config.schema import ReportConfig
 from resnet8ptq.report import families, loading, naming, notes, table, terminal
 from resnet8ptq.report.pages import methodology
 from resnet8ptq.tracking.record import RunRecord
-from tests.helpers.cells import amend_record, notes_on
+from tests.helpers.cells import amend_record, notes_on, predictions, sweep
 
 REASON = "kernels take qint8 weights"
 
@@ -465,7 +466,12 @@ def without_limit(records: list[RunRecord]) -> list[tuple[str, ...]]:
 def test_verdicts_have_a_column_and_a_note():
     judged = [OK.changed(**judgement("pass")), CHANNEL.changed(**judgement("undecided"))]
     assert [row[-3] for row in table.make(judged).lines[1:3]] == ["pass", "undecided"]
-    (note,) = [note for note in notes_on(judged) if note.startswith("limit:")]
+    measured = sweep(("a", predictions(), {}), ("b", predictions(lost=90), {}))
+    decided = []
+    for cell, verdict in zip(measured.cells, ("pass", "undecided"), strict=True):
+        decided.append(replace(cell, record=cell.record.changed(**judgement(verdict))))
+    family = replace(measured, cells=tuple(decided))
+    (note,) = [note for note in notes.collect(family) if note.startswith("limit:")]
     assert "at most 1 point worse than FP32" in note
     assert "corrected for 2 models (Holm)" in note
     assert not any(note.startswith("limit:") for note in notes_on(ALL))
