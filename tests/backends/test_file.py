@@ -86,6 +86,8 @@ def test_predicts_what_its_framework_predicts(
     assert len(contents.quantized) == len(contents.layers) == 10
     got = judged(cell.artifact.path, shapes_model, tmp_path, quantize)
     np.testing.assert_allclose(got, cell.predict(IMAGES, IMAGES), atol=1e-6)
+    size = reading.admit(cell.artifact.path, cache_root).path.stat().st_size
+    assert size == pytest.approx(cell.artifact.size_bytes, rel=0.05)
 
 
 @pytest.mark.slow

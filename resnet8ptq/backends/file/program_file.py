@@ -29,10 +29,12 @@ _MEASURE = (_ops.choose_qparams.tensor, _ops.choose_qparams_symmetric.tensor)
 def fetch(path: Path) -> bytes:
     """Return an archive of a program's checked records; torch reads only these.
 
+    It has about the size of the file, which a run reports.
+
     Raises:
         ModelError: see `gates.exported_program.read_network`.
     """
-    return torch_archive.pack(gate.read_network(path)).getvalue()
+    return torch_archive.pack(gate.read_network(path), like=path).getvalue()
 
 
 def read(content: bytes, path: Path) -> Contents:

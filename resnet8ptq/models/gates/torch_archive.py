@@ -114,12 +114,21 @@ def read_archive(path: Path, records: re.Pattern[str]) -> dict[str, bytes]:
     raise refusal(path, strange)
 
 
-def pack(records: Mapping[str, bytes]) -> io.BytesIO:
-    """Return an archive of these records, for torch to load."""
+def pack(records: Mapping[str, bytes], like: Path | None = None) -> io.BytesIO:
+    """Return an archive of these records, for torch to load.
+
+    Args:
+        like: an archive; its records are compressed in the new one as they are there. By default,
+            no record is compressed.
+    """
+    kinds = {}
+    if like is not None:
+        with zipfile.ZipFile(like) as other:
+            kinds = {record.filename: record.compress_type for record in other.infolist()}
     archive = io.BytesIO()
     with zipfile.ZipFile(archive, "w") as copy:
         for name, content in records.items():
-            copy.writestr(name, content)
+            copy.writestr(name, content, kinds.get(name, zipfile.ZIP_STORED))
     archive.seek(0)
     return archive
 
