@@ -221,7 +221,7 @@ def _keep(
 
     Args:
         made_of: the facts about the layer for the cache key. The function adds the samples, the
-            code, and what sets the order of sums: batch size, threads, device and memory.
+            code and versions, and what sets the order of sums, such as batch size and threads.
     """
     # Another order of sums may give other levels
     runtime = setting.runtime

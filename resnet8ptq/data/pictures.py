@@ -51,7 +51,7 @@ _ROOM = _Room()
 
 
 class CoordinateMap(NamedTuple):
-    """The mapping of coordinates by `fit`: in pixels, `scale * coordinate + offset` for x and y."""
+    """How the function `fit` maps pixel coordinates: to `scale * x + offset`, and so for y."""
 
     scale: tuple[float, float]
     offset: tuple[float, float]
@@ -188,7 +188,7 @@ def _sides(size: int | list[int]) -> tuple[int, int]:
 
 
 def placement(width: int, height: int, preprocess: PreprocessConfig) -> CoordinateMap:
-    """Return the mapping of coordinates by `fit` for a picture of this size."""
+    """Return how the function `fit` maps the coordinates of a picture of this size."""
     if preprocess.size is None:
         return CoordinateMap((1.0, 1.0), (0.0, 0.0))
     high, wide = _sides(preprocess.size)

@@ -21,7 +21,7 @@ from resnet8ptq.data.dataset import Split
 from resnet8ptq.evaluation.batching import Load
 from resnet8ptq.tasks.scoring.metric import BASELINE
 
-LEAST = 5  # least number of repeats, even beyond the time limit
+LEAST = 5  # repeats that are enough when the time is up
 LEAST_WARM_UP = 2  # torch compiles in its first two runs of a shape
 # The upper limits if `latency.batch_size` is not set
 BATCH_SIZE = 32
@@ -93,7 +93,7 @@ def measure(
 
     Args:
         split: the samples; the first ones are run, repeated if there are too few.
-        least: the least number of repeats, see `time_in_turns`.
+        least: the number of repeats that is enough when the time is up.
     """
     with torch_threads_kept(), measuring("Timing"):
         predictors = [load(timing.threads) for load in loads]

@@ -68,7 +68,11 @@ class SamplesByRole:
         return drawn if self.tuning is None else drawn | {"held_out_digest": self.tuning.digest}
 
     def without(self, indices: Sequence[int]) -> "SamplesByRole":
-        """Return the samples without the calibrating samples at these indices."""
+        """Return the samples without some calibrating samples.
+
+        Args:
+            indices: their positions in `calibrating.split`.
+        """
         drawn = self.calibrating
         kept = np.setdiff1d(np.arange(len(drawn.split)), indices)
         left = CalibrationSet(drawn.split.take(kept), drawn.indices[kept])

@@ -83,7 +83,8 @@ class Trainer:
         """Train the student and restore its best state; return the number of epochs and the curves.
 
         The best state has the smallest loss on held-out samples; it may be the untrained one.
-        Only complete epochs count. Epochs and curves include those before an interruption.
+        The number is that of complete epochs; after the time limit, the curves may have points of
+        an incomplete one. Both include epochs before an interruption.
 
         Raises:
             QuantizationError: the loss on a training batch is NaN or infinite.

@@ -40,8 +40,8 @@ class Explanation:
     """A recommended model with all its uses, summarized for the terminal and the report.
 
     Attributes:
-        uses: the titles of the uses. A headline that keeps FP32 is not among them; a model without
-            another use has `quantized`.
+        uses: the titles of the uses, such as `smallest`; without `recommended` if the advice is to
+            keep FP32 instead. Without any title, `quantized`.
         label: see `Recommendation.label`.
         headline: the advice, such as `Keep NAME`; for the model of the headline, also the reason.
         outcome: the outcome of the verdict; empty for FP32.

@@ -218,12 +218,12 @@ def _summarize(comparison: Comparison) -> str:
 def _doubt(baseline: SegmentationScores, expected: float | None) -> str | None:
     """Return a doubt if the mIoU is not proven above chance, or is proven below `expected`.
 
-    Chance is the mIoU with the masks of other pictures.
+    Chance is the mIoU with the masks of other pictures; a single picture has no chance level.
     """
     interval = baseline.per_sample.interval
     shown = MIOU.show(baseline.value)
     chance = baseline.of_others
-    if not interval[0] > chance:
+    if len(baseline.masks) > 1 and not interval[0] > chance:
         others = MIOU.show(chance)
         return f"NEAR CHANCE, {shown} (with the masks of other pictures {others})"
     return doubt_below(shown, interval, expected)

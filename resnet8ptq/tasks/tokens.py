@@ -353,7 +353,8 @@ def _doubt(metric: Metric, baseline: TokenScores, expected: float | None) -> str
     interval = baseline.per_sample.interval
     shown = metric.show(baseline.value)
     chance = baseline.of_others
-    if not interval[0] <= chance:  # also for NaN, as too few entities give no verdict anyway
+    # Too few entities (NaN) give no verdict anyway, and a single sentence has no others
+    if baseline.total < 2 or not interval[0] <= chance:
         return doubt_below(shown, interval, expected)
     return (
         f"NEAR CHANCE, {shown} (with the tags of other sentences {metric.show(chance)}; is the "

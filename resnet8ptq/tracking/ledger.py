@@ -30,10 +30,10 @@ Ids = NDArray[np.uint64]  # see `Split.sample_ids`
 
 @dataclass(frozen=True)
 class EarlierRuns:
-    """The earlier runs of the experiment on the same test samples, or on some of them.
+    """The earlier quantized runs of a network on the same test samples, or on some of them.
 
     Attributes:
-        count: the number of these runs.
+        count: the number of these runs; see `count_earlier`.
         more: whether there may be further ones; False if none was counted.
         others: those of the counted runs whose test samples are not exactly the same.
     """

@@ -405,10 +405,20 @@ def test_operators_of_others_are_refused(tmp_path, cache_root):
         reading.admit(path, cache_root)
 
 
-def test_a_graph_with_a_cycle_is_refused(tmp_path, cache_root):
-    proto = parser.parse_model("""
+@pytest.mark.parametrize(
+    "nodes",
+    [
+        "y = Transpose(a)  a = Transpose(y)",
+        """y = If (yes) <
+            then_branch = one () => (float[N, 4] a) { a = Identity(b) b = Identity(a) },
+            else_branch = other () => (float[N, 4] c) { c = Identity(x) }
+        >""",
+    ],
+)
+def test_a_graph_with_a_cycle_is_refused(tmp_path, cache_root, nodes):
+    proto = parser.parse_model(f"""
         <ir_version: 8, opset_import: ["" : 17]>
-        g (float[N, 4] x) => (float[N, 4] y) { y = Transpose(a)  a = Transpose(y) }""")
+        g (float[N, 4] x) => (float[N, 4] y) <bool yes = {{1}}> {{ {nodes} }}""")
     onnx.save(proto, tmp_path / "cycle.onnx")
     with pytest.raises(ConfigError, match="its graph has a cycle; expected a graph without one"):
         reading.admit(tmp_path / "cycle.onnx", cache_root)

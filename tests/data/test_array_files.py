@@ -449,6 +449,13 @@ def test_calibration_takes_what_there_is():
     assert make_config("data=arrays", "calib.samples_per_class=7").calib.samples_per_class == 7
 
 
+def test_one_hot_labels_of_too_many_classes_are_no_values(tmp_path):
+    images = np.arange(40 * 4, dtype=np.uint8).reshape(40, 2, 2)
+    np.savez(tmp_path / "a.npz", images=images, labels=np.eye(1001, dtype=np.float32)[:40])
+    with pytest.raises(DataError, match=r"one-hot rows of 1,001 classes, expected at most 1,000"):
+        read(tmp_path / "a.npz")
+
+
 @pytest.mark.parametrize("dtype", ["float32", "uint8", "bool"])
 def test_one_hot_labels_are_classes(tmp_path, dtype, caplog):
     caplog.set_level("INFO")

@@ -61,6 +61,15 @@ def test_a_single_value_is_above_the_threshold_and_integers_are_classes():
     assert nearest.tolist() == [[[3, 3, 1, 1]] * 2]
 
 
+def test_a_single_picture_is_not_compared_with_itself_for_chance():
+    masks = RANDOM.choice(np.array([0, 1, 2], np.uint8), (2, 9, 7))
+    task = segmentation.build(tuple("abc"), resamples=100)
+    for count, doubted in ((1, False), (2, True)):
+        wrong = (masks[:count] + 1) % 3
+        doubt = task.doubt(task.score(Outputs((wrong,)), Targets(masks[:count])), None)
+        assert (doubt is not None) is doubted
+
+
 def test_the_label_255_is_scored_if_it_is_a_class():
     masks = np.array([[[0, 255]]] * 4, np.uint8)
     task = segmentation.build(tuple(map(str, range(256))), ignored=(), resamples=100)

@@ -150,3 +150,5 @@ def test_tags_in_another_order_are_doubted():
     )
     assert task.doubt(right, None) is None
     assert "NEAR CHANCE" in task.doubt(wrong, None)
+    alone = Outputs((np.eye(5)[labels[:1]],), None, VALUES[:1])
+    assert task.doubt(task.score(alone, Targets(labels[:1])), None) is None  # has no others

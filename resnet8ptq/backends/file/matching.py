@@ -144,8 +144,8 @@ def _read(key: str, name: str, value: Any) -> dict[str, Any]:
     """Return a setting's value as a dict: a name is short for `{name: ...}`.
 
     Raises:
-        ConfigError: the value is neither a name nor a dict, or has an unknown key, or wrong axes or
-            a wrong scale.
+        ConfigError: the value is neither a name nor a dict, or has an unknown key or an invalid
+            value.
     """
     if isinstance(value, str):
         return {"name": value}

@@ -129,7 +129,8 @@ class OpenvinoQuantizer(RunsInOpenvino):
         Raises:
             UnsupportedError: OpenVINO cannot compile the quantized file, or computes every layer in
                 float; see also `contract.Quantizer`.
-            QuantizationError: the file is invalid, or OpenVINO crashes.
+            QuantizationError: the file is invalid, or OpenVINO crashes; see also
+                `contract.Quantizer`.
         """
         artifact = self._writer.quantize(model, decisions, calibration, folder)
         if self.config.computes_in_float:

@@ -102,7 +102,7 @@ def operators(model: Any) -> Iterator[tuple[str, Any]]:
 
 
 def layers(model: Any) -> Iterator[TfliteLayer]:
-    """Yield each convolution and dense layer, in order of execution."""
+    """Yield each operator in `LAYERS`, in order of execution."""
     tensors = model.subgraphs[0].tensors
     for code, operator in operators(model):
         if code not in LAYERS:

@@ -53,7 +53,7 @@ class DataTable:
 
     Attributes:
         sha256: identifies the content of all files of the table in cache keys.
-        files: the rows of each file; empty if all are from `source`, and counted from 1.
+        files: the rows of each file, in order. Without any, messages count all rows from 1.
     """
 
     source: Path

@@ -50,7 +50,8 @@ def _open(config: TableConfig, cache_root: Path) -> tuple[DataTable, TableConfig
     """Return the rows, and the settings; the data set may set the split and the class names.
 
     Raises:
-        ConfigError: the package datasets is missing, or `data.split` is set beside several splits.
+        ConfigError: the package datasets is missing, `data.split` is set beside several splits, or
+            several columns have a usual name of labels.
         DataError: the data set is damaged or too large, or refers to files outside of the folder.
     """
     if find_spec("datasets") is None:

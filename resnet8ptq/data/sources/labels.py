@@ -26,7 +26,7 @@ def read_labels(labels: SourcedArray) -> Array:
     -100.
 
     Raises:
-        DataError: the labels have no such form.
+        DataError: the labels have no such form, or one-hot rows have more than `MAX_CLASSES`.
     """
     stored = labels.values
     if 0 in stored.shape:
@@ -37,6 +37,11 @@ def read_labels(labels: SourcedArray) -> Array:
         return read_binary(stored, labels)
     if stored.dtype.kind == "f":
         labels.check_finite()
+        if stored.ndim == 2 and _is_one_hot(stored):
+            raise DataError(
+                f"{labels}: got one-hot rows of {stored.shape[1]:,} classes, expected at most "
+                f"{MAX_CLASSES:,}"
+            )
         return stored
     if stored.ndim == 4 and stored.dtype == np.uint8 and stored.shape[3] in (1, 3):
         return stored
@@ -79,6 +84,16 @@ def _is_binary(rows: Array) -> bool:
     if rows.dtype.kind not in "iubf" or rows.ndim != 2 or not 1 < rows.shape[1] <= MAX_CLASSES:
         return False
     return all(np.isin(part, (0, 1)).all() for part in in_parts(rows))
+
+
+def _is_one_hot(rows: Array) -> bool:
+    """Return whether each row [classes], of two or more, has a single 1 and zeros."""
+    if rows.shape[1] < 2:
+        return False
+    for part in in_parts(rows):
+        if not ((part == 0) | (part == 1)).all() or not (part.sum(axis=1) == 1).all():
+            return False
+    return True
 
 
 def read_binary(rows: Array, source: object) -> Array:

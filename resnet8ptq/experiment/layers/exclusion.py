@@ -1,7 +1,7 @@
 """`nodes_to_exclude=auto`: chooses few nodes to leave in float, for a drop of at most `max_drop`.
 
-The choice uses training samples that did not calibrate, never test samples. The drop on
-all samples is that of the tie-adjusted metric.
+The choice uses training samples that did not calibrate, never test samples. The drop on all samples
+is that of the tie-adjusted metric.
 """
 
 import logging

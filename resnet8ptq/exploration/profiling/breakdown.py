@@ -77,7 +77,7 @@ class Breakdown:
         """Return two sentences about the model's speed and its causes."""
         ratio = self.fp32_ms / self.ms
         first = (
-            f"Batch {self.batch_size}: {self.ms:.3f} ms in 8 bits, {self.fp32_ms:.3f} ms in FP32: "
+            f"Batch {self.batch_size}: {self.ms:.3f} ms quantized, {self.fp32_ms:.3f} ms in FP32: "
             f"{ratio:.2f} times FP32's speed."
         )
 

@@ -97,7 +97,7 @@ def _notes(breakdown: Breakdown) -> list[str]:
     added = breakdown.total_ms() / breakdown.ms - 1
     if added > _MUCH:
         notes.append(
-            f"timing every node adds {added:.0%} to the run in 8 bits, most where nodes are many "
+            f"timing every node adds {added:.0%} to the quantized run, most where nodes are many "
             "and small: compare times with each other, not with a run's"
         )
     return notes
@@ -125,7 +125,7 @@ def describe(config: RunConfig) -> str:
 
 
 def draw_bars(breakdowns: Sequence[Breakdown], title: str) -> Figure:
-    """Draw bars of FP32 and 8 bits for each batch size, stacked by operator.
+    """Draw a bar of FP32 and one of the quantized model for each batch size, stacked by operator.
 
     The `_COLOURED` operators that take longest lie at the bottom, the longest lowest. All others
     share the grey segment on top.
@@ -141,7 +141,7 @@ def draw_bars(breakdowns: Sequence[Breakdown], title: str) -> Figure:
     figure = Figure(figsize=(4.2 * len(breakdowns) + 2.6, 4.8), layout="constrained")
     panels = figure.subplots(1, len(breakdowns), squeeze=False)[0]
 
-    # Draw a bar for FP32 and one for 8 bits
+    # Draw a bar for FP32 and one for the quantized model
     for axes, breakdown in zip(panels, breakdowns, strict=True):
         heights = {name: np.zeros(2) for name in [*shown, "others"]}
         for operator in breakdown.operators():
@@ -152,7 +152,7 @@ def draw_bars(breakdowns: Sequence[Breakdown], title: str) -> Figure:
             colour = "lightgrey" if name == "others" else f"C{number}"
             axes.bar((0, 1), both, bottom=bottoms, color=colour, width=0.6, label=plain(name))
             bottoms = bottoms + both
-        axes.set_xticks((0, 1), ("FP32", "8 bits"))
+        axes.set_xticks((0, 1), ("FP32", "quantized"))
         axes.set_ylabel("ms for a batch")
         axes.set_title(f"batch {breakdown.batch_size}")
         axes.spines[["top", "right"]].set_visible(False)

@@ -35,7 +35,7 @@ class LayerExplanation:
 
     Attributes:
         kind: the kind of fault, see `step_table`; empty without a fault, such as for rounding.
-        words: the measurement in words.
+        words: the cause, such as `its weights are rounded coarsely`.
         certain: whether the fault counts even if it costs little.
     """
 

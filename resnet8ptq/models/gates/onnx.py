@@ -127,8 +127,9 @@ def read_quantized(path: Path) -> bytes:
     """Check a quantized file; return its content with the external data inlined.
 
     Raises:
-        ModelError: the file is damaged or too large with its data, or it has a cycle, functions,
-            operators that are not allowed, or data in files that are not beside it.
+        ModelError: the file is damaged, too large with its data, or has too many nodes; it has a
+            cycle, functions, or operators that are not allowed; or its data are not in regular
+            files beside it.
         OSError: see `files.read_bytes`; the limit is 2 GiB.
     """
     content = files.read_bytes(path, MAX_BYTES)
@@ -148,7 +149,7 @@ def read_quantized(path: Path) -> bytes:
 
     # Refuse a cycle, in which walks over the graph would not end
     sorter: TopologicalSorter[str] = TopologicalSorter()
-    for node in proto.graph.node:
+    for node in find_all(proto, onnx.NodeProto):  # also of inner graphs
         for name in filter(None, node.output):
             sorter.add(name, *filter(None, node.input))
     try:
