@@ -558,7 +558,7 @@ def write_paddings(proto: onnx.ModelProto) -> None:
 def write_pad_axes(model: ir.Model, sizes: Sizes) -> None:
     """Write the widths of each Pad with `axes` for all axes, if widths, axes and rank are known.
 
-    ONNX has the input `axes` since opset 18. ONNX Runtime inserts Transpose nodes around 8-bit
+    Pad has had the input `axes` since opset 18. ONNX Runtime inserts Transpose nodes around 8-bit
     convolutions, and the optimizer of these nodes overlooks `axes` (1.31).
     """
     for node in model.graph:

@@ -430,6 +430,12 @@ def test_a_search_without_training_samples_chooses_no_layers(anomalies, monkeypa
     assert network_facts.read_network_facts(settings).untuned == "a has no training samples"
 
 
+def test_one_nan_does_not_hide_the_range_of_the_others():
+    values = np.array([np.nan, -3, 2], np.float32)
+    spread = Spread.of(values, values)
+    assert (spread.low, spread.high) == (-3, 2)
+
+
 def test_an_outlier_is_no_part_of_the_reach():
     values = np.array([0, *np.linspace(0.5, 0.9, 200), -100], np.float32)
     spread = Spread.of(values, np.round(values))

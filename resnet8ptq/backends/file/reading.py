@@ -1,7 +1,7 @@
 """Checks, describes and test-runs an untrusted file, in a separate process.
 
-The cache keeps the file as a single file, with its description. The calling process loads only
-files that passed the check.
+The cache keeps the description and a copy, which includes external data, or an .xml file's .bin.
+The calling process loads only files that passed the check.
 """
 
 import json

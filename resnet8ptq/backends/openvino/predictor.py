@@ -34,7 +34,7 @@ def open_network(path: Path, threads: int, **options: Any) -> "CompiledNetwork":
 
 
 def make_network(graph: Any, threads: int, **options: Any) -> "CompiledNetwork":
-    """Return a graph to run; for options see `compile_graph`."""
+    """Return a graph that compiles when it first runs; for options see `compile_graph`."""
     names = [value.get_any_name() for value in graph.inputs]
     return CompiledNetwork(
         graph, names, by_size=only_batch_is_free(graph), threads=threads, options=options

@@ -38,7 +38,7 @@ class SensitivityResult(RunResult):
             the highest with one layer in float.
         whole: the same metrics of the whole network, quantized by the settings.
         mode: `one_at_a_time` or `all_but_one`.
-        output: the kind of outputs of the SQNR: `logits`, `probabilities` or `values`.
+        output: the kind of the compared outputs: `logits`, `probabilities` or `values`.
         samples: number of scored held-out items, see `Scores.total`.
         fp32_value, fp32_size_bytes: metric and size of FP32 in the same framework.
     """

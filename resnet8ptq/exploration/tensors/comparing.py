@@ -524,9 +524,10 @@ class _Pair:
 
 
 def _find_costliest(pairs: Sequence[_Pair]) -> int:
-    """Return the index of the pair with the lowest SQNR alone, up to the first lost tensor.
+    """Return the index of the pair whose layer alone has the lowest SQNR, `own_db`.
 
-    After that tensor, values are so far from FP32's that a match by values may be wrong.
+    The last candidate is the first tensor below `LOST_DB`. After that tensor, values are so far
+    from FP32's that a match by values may be wrong.
     """
     candidates = []
     for number, pair in enumerate(pairs):

@@ -440,7 +440,7 @@ def _report(
 
 
 def worst_layer(compared: TensorComparison) -> tuple[str, ...]:
-    """Return the name of the node with the lowest SQNR alone; empty if only inputs are matched."""
+    """Return the name of the layer that alone has the lowest SQNR; no name if none is matched."""
     layers = [tensor for tensor in compared.tensors if tensor.layer]
     if not layers:
         return ()

@@ -109,8 +109,9 @@ class Spread:
         """Add values and their rounded values."""
         values = values.ravel()
         rounded = rounded.ravel()
-        self.low = min(self.low, float(values.min(initial=math.inf)))
-        self.high = max(self.high, float(values.max(initial=-math.inf)))
+        # NaN has no place in the range, but must not hide the other values
+        self.low = min(self.low, float(np.fmin.reduce(values, initial=math.inf)))
+        self.high = max(self.high, float(np.fmax.reduce(values, initial=-math.inf)))
 
         # Sum by the exponent of float32, without its first and last bin
         octaves = np.asarray(values, np.float32).view(np.int32) >> 23 & 0xFF

@@ -12,7 +12,8 @@ def probability_of_the_label(
     A single number for all samples works too. Higher is better, unless task.direction=minimize.
 
     Args:
-        outputs: the network's outputs, [samples, classes]; probabilities after a softmax.
+        outputs: the network's outputs as they are, [samples, classes]: probabilities only if the
+            network ends in a softmax.
         targets: the labels, [samples].
     """
     probabilities: NDArray[np.float32] = outputs[np.arange(len(targets)), targets]
