@@ -128,23 +128,41 @@ def show_topic(conf: Path, topic: str, option: str = "", own: Path | None = None
         owner = f"{topic}={option}" if option else topic
         lines += ["", *_show_owned(keys, owner)]
 
-    # A key of some options of a group is listed once for those that describe it equally
-    group = topic.partition(".")[0]
-    known = {"all", *groups, *(key.name.partition(".")[0] for key in all_keys)} - {"hydra"}
-    owners: dict[tuple[Key, ...], list[str]] = {}
-    for name in sorted(options):
-        if lines or not name.startswith(f"{group}/"):
-            continue
-        own_keys = _read_option(options, group, name.removeprefix(f"{group}/"))
-        known.update(key.name for key in own_keys)
-        found = _find_below(topic, own_keys)
-        if found:
-            owners.setdefault(tuple(found), []).append(name.replace("/", "="))
-    for described, names in owners.items():
-        lines += ["", *_show_owned(described, ", ".join(names))]
+    if lines:
+        return "\n".join(lines)
+
+    # A key that only options have is listed once for those that describe it equally
+    keys_of = _read_group(topic.partition(".")[0], options)
+    for described, owners in _find_owners(topic, keys_of).items():
+        lines += ["", *_show_owned(described, ", ".join(owners))]
     if not lines:
+        known = {"all", *groups, *(key.name.partition(".")[0] for key in all_keys)} - {"hydra"}
+        for own_keys in keys_of.values():
+            known.update(key.name for key in own_keys)
         raise ConfigError(no_such_name("--help", topic, sorted(known)))
     return "\n".join(lines)
+
+
+def _read_group(group: str, options: Mapping[str, Path]) -> dict[str, list[Key]]:
+    """Return the keys of each option of a group, by group=option; empty for another word."""
+    keys_of = {}
+    for name in sorted(options):
+        of_group, _, option = name.partition("/")
+        if of_group == group:
+            keys_of[f"{group}={option}"] = _read_option(options, group, option)
+    return keys_of
+
+
+def _find_owners(
+    topic: str, keys_of: Mapping[str, Sequence[Key]]
+) -> dict[tuple[Key, ...], list[str]]:
+    """Return the options that have a key, by their descriptions of it and of the keys below it."""
+    owners: dict[tuple[Key, ...], list[str]] = {}
+    for option, keys in keys_of.items():
+        described = _find_below(topic, keys)
+        if described:
+            owners.setdefault(tuple(described), []).append(option)
+    return owners
 
 
 def _find_below(topic: str, keys: Iterable[Key]) -> list[Key]:

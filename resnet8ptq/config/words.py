@@ -601,7 +601,7 @@ def _fault(key: str, metadata: Any, value: Any, local: bool) -> ConfigError | No
 
         # The jobs run here, with this machine's CPUs and files
         limits.check_threads(key, value)
-        if metadata.get("is_path") and (value == "" or not files.expand(str(value)).exists()):
+        if metadata.get("is_path") and (value == "" or not files.expand(value).exists()):
             got = f"{value or 'nothing'} (not there)"
             expected = f"expected a file or folder that exists{files.name_nearest(value)}"
             return ConfigError(f"{key}: got {got}, {expected}")

@@ -275,7 +275,7 @@ def _find_source(typed: Sequence[Override]) -> dict[str, str]:
         return {}
     roots = []
     for value in grammar.values(by_key["data.root"]):
-        roots.append(files.expand(str(value)))
+        roots.append(files.expand(value))
     if not roots or not all(path.exists() for path in roots):
         return {}  # the path is missing, or on another machine
 
@@ -299,7 +299,7 @@ def _is_own(key: str, value: Any) -> bool:
 
     ResNet8 is the default network, of MLPerf Tiny.
     """
-    path = files.expand(str(value))
+    path = files.expand(value)
     if key != "model.path" or not path.exists():
         return key != "model.path"  # a missing file gets its own error first
     from resnet8ptq.models.network_path import SHA256  # imports pooch

@@ -17,15 +17,7 @@ from resnet8ptq.tasks.scoring import distortion
 from resnet8ptq.tasks.scoring.comparison import Comparison, OutputScores
 from resnet8ptq.tasks.scoring.metric import Metric, Metrics
 from resnet8ptq.tasks.scoring.outputs import Outputs, Targets, TaskContext, describe
-from resnet8ptq.tasks.scoring.ranking import (
-    AUC,
-    DELONG,
-    ROC_CAPTION,
-    ROC_FILE,
-    Ranking,
-    doubt_auc,
-    place_nan,
-)
+from resnet8ptq.tasks.scoring.ranking import AUC, DELONG, ROC_CAPTION, ROC_FILE, Ranking, doubt_auc
 from resnet8ptq.tasks.task import Joining, Task, TaskFiles, TaskType
 
 if TYPE_CHECKING:
@@ -58,7 +50,7 @@ class AnomalyScores(OutputScores):
         """Return the partial AUC, standardized (McClish, 1989): 0.5 is chance, and 1 is best."""
         from sklearn.metrics import roc_auc_score  # takes a second to import
 
-        scores = place_nan(self.scores, self.labels == 1)
+        scores = self.per_sample.ranked
         scores = np.unique(scores, return_inverse=True)[1]  # ranks, as it refuses infinity
         return {"pauc": float(roc_auc_score(self.labels, scores, max_fpr=self.max_fpr))}
 

@@ -121,28 +121,27 @@ def test_names_that_no_tag_holds_are_refused(result, tmp_path):
         Carried(path)
 
 
-def test_a_run_on_a_provider_is_not_measured_on_the_cpu_by_hand(tmp_path):
-    config = make_config("data=shapes", "backend.provider=CUDAExecutionProvider")
-    run = SimpleNamespace(config=config, record=SimpleNamespace(run_id="a"))
+def assert_refused(run, tmp_path, reason):
+    """Neither a job is written for the run, nor is the result of one read."""
     for key, measure in (
         ("measure", lambda: measured.write_program(run, "", tmp_path / "measure")),
         ("result", lambda: measured._open(run, None)),
     ):
-        with pytest.raises(ConfigError, match=f"^{key}: run a has backend.provider=CUDA"):
+        with pytest.raises(ConfigError, match=f"^{key}: run a {reason}"):
             measure()
     assert not list(tmp_path.iterdir())
+
+
+def test_a_run_on_a_provider_is_not_measured_on_the_cpu_by_hand(tmp_path):
+    config = make_config("data=shapes", "backend.provider=CUDAExecutionProvider")
+    run = SimpleNamespace(config=config, record=SimpleNamespace(run_id="a"))
+    assert_refused(run, tmp_path, "has backend.provider=CUDA")
 
 
 def test_a_run_that_stopped_early_gets_no_job_whose_result_would_be_refused(tmp_path):
     record = SimpleNamespace(run_id="a", stopped_early=True)
     run = SimpleNamespace(config=make_config("data=shapes"), record=record)
-    for key, measure in (
-        ("measure", lambda: measured.write_program(run, "", tmp_path / "measure")),
-        ("result", lambda: measured._open(run, None)),
-    ):
-        with pytest.raises(ConfigError, match=f"^{key}: run a stopped at its verdict"):
-            measure()
-    assert not list(tmp_path.iterdir())
+    assert_refused(run, tmp_path, "stopped at its verdict")
 
 
 def test_a_result_replaces_the_metrics_of_the_previous_machine_alone():

@@ -19,7 +19,7 @@ A test asserts at least {LEAST_DB:g} dB ({NNCF_DB:g} dB for NNCF, whose ranges c
 values); where 8 bits cost more, the limit is beside the structure in `tests/zoo/`. An empty cell is
 not measured. This page is written by
 
-    ZOO_TABLE=docs/zoo.md python -m pytest tests/zoo/test_zoo.py
+    RESNET8PTQ_TEST_ONNX2TF=1 ZOO_TABLE=docs/zoo.md python -m pytest tests/zoo/test_zoo.py
 """
 
 

@@ -115,7 +115,7 @@ def _load_paired(
             a file cannot be read.
     """
     key = "data.targets" if config.masks is None else "data.masks"
-    beside = files.expand(str(config.masks or config.targets))
+    beside = files.expand(config.masks or config.targets)
     if config.masks and config.targets:
         raise ConfigError(f"data.targets: got {config.targets} with data.masks, expected one")
     if not beside.is_dir():

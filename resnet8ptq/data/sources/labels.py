@@ -33,11 +33,12 @@ def read_labels(labels: SourcedArray) -> Array:
         raise DataError(f"{labels}: got {describe(stored)}, expected values for each sample")
 
     # Numbers for each class, values and pictures
-    if _is_binary(stored):
+    is_binary = _is_binary(stored)
+    if is_binary and stored.shape[1] <= MAX_CLASSES:
         return read_binary(stored, labels)
     if stored.dtype.kind == "f":
         labels.check_finite()
-        if stored.ndim == 2 and _is_one_hot(stored):
+        if is_binary and _is_one_hot(stored):
             raise DataError(
                 f"{labels}: got one-hot rows of {stored.shape[1]:,} classes, expected at most "
                 f"{MAX_CLASSES:,}"
@@ -80,20 +81,15 @@ def find_highest(labels: Array) -> int:
 
 
 def _is_binary(rows: Array) -> bool:
-    """Return whether the array is [N, classes] of 0 and 1, with 2 to 1,000 classes."""
-    if rows.dtype.kind not in "iubf" or rows.ndim != 2 or not 1 < rows.shape[1] <= MAX_CLASSES:
+    """Return whether the array is [N, classes] of 0 and 1, with two or more classes."""
+    if rows.dtype.kind not in "iubf" or rows.ndim != 2 or rows.shape[1] < 2:
         return False
     return all(np.isin(part, (0, 1)).all() for part in in_parts(rows))
 
 
 def _is_one_hot(rows: Array) -> bool:
-    """Return whether each row [classes], of two or more, has a single 1 and zeros."""
-    if rows.shape[1] < 2:
-        return False
-    for part in in_parts(rows):
-        if not ((part == 0) | (part == 1)).all() or not (part.sum(axis=1) == 1).all():
-            return False
-    return True
+    """Return whether each row of 0 and 1 has a single 1."""
+    return bool((rows.sum(axis=1) == 1).all())
 
 
 def read_binary(rows: Array, source: object) -> Array:
@@ -102,7 +98,7 @@ def read_binary(rows: Array, source: object) -> Array:
     Args:
         rows: labels of 0 and 1 [N, classes].
     """
-    if (rows.sum(axis=1) == 1).all():
+    if _is_one_hot(rows):
         log.info("%s: one-hot, taken as %d classes", source, rows.shape[1])
         return rows.argmax(axis=1)
     log.info("%s: 0 and 1, taken as several labels of %d classes", source, rows.shape[1])

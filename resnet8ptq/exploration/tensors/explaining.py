@@ -18,9 +18,7 @@ Matrix = NDArray[np.float64]  # [channels, rest]
 
 LEFT = 0.1  # share of the noise, or of a largest difference, that does not count
 WEIGHTS_DB = 15.0  # weights of 8 bits have 30 dB or more
-NARROW_DB = (
-    0.1  # weights of 4 bits have 10 to 20 dB, those of 2 bits 0.3 to 7, other ones at most 0
-)
+NARROW_DB = 0.1  # weights of 4 bits have 10 to 20 dB, of 2 bits 0.1 to 7, other ones at most 0
 NEAR_DB = 3.0  # an output this much noisier than the weights is still explained by them
 FEW = 10  # least number of values of a channel for an explanation
 FEW_WEIGHTS = 4  # the least number for weights, whose only noise is rounding

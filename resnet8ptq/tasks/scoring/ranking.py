@@ -73,10 +73,14 @@ class Ranking(SampleValues):
         return ranking
 
     @cached_property
+    def ranked(self) -> NDArray[np.floating]:
+        """The scores by which the items are ranked, see `place_nan`."""
+        return place_nan(self.scores, self.labels == 1)
+
+    @cached_property
     def auc(self) -> Auc:
         """The area under the ROC curve; a tie counts half, and NaN as wrong."""
-        positive = self.labels == 1
-        return auc(place_nan(self.scores, positive), positive)
+        return auc(self.ranked, self.labels == 1)
 
     @property
     def interval(self) -> Interval:

@@ -6,7 +6,7 @@ from numpy.typing import NDArray
 
 from resnet8ptq.core.text import plain
 from resnet8ptq.tasks.scoring.outputs import Array
-from resnet8ptq.tasks.scoring.ranking import Ranking, place_nan
+from resnet8ptq.tasks.scoring.ranking import Ranking
 
 
 def draw(model: Ranking, baseline: Ranking, title: str) -> Figure:
@@ -15,7 +15,7 @@ def draw(model: Ranking, baseline: Ranking, title: str) -> Figure:
     axes = figure.subplots()
     series = (("FP32", baseline, "0.5", "--"), ("quantized", model, "C0", "-"))
     for name, ranking, colour, line in series:
-        rates = _rates(ranking.scores, ranking.labels == 1)
+        rates = _rates(ranking.ranked, ranking.labels == 1)
         label = f"{name}, AUC {ranking.auc.value:.4f}"
         axes.plot(*rates, color=colour, linestyle=line, label=label)
     axes.plot([0, 1], [0, 1], color="0.8", linewidth=1, zorder=0)  # random scores
@@ -27,7 +27,6 @@ def draw(model: Ranking, baseline: Ranking, title: str) -> Figure:
 
 def _rates(scores: NDArray[np.floating], positive: NDArray[np.bool_]) -> tuple[Array, Array]:
     """Return false and true positive rates: 0, then those at each different score, descending."""
-    scores = place_nan(scores, positive)
     order = np.argsort(-scores, kind="stable")
     ranked = scores[order]
     last = np.append(ranked[1:] != ranked[:-1], True)  # the last of equal scores
